@@ -1,0 +1,51 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+RUN := $(BIN)/python -m crepe_diffusion.experiments
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint types bench tables format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Touched last, so an installation that broke halfway is tried again.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY) ## control a small analytic model and compare with the truth
+	$(RUN).minibatch
+
+# Two workers with as many threads each as there are cores would only wait for one another.
+test test-slow: export OMP_NUM_THREADS := 1
+
+test: $(READY) ## run the fast tests
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(READY) ## run the heavier checks
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(READY) ## check style, formatting and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: $(READY) ## check types
+	$(BIN)/mypy
+
+bench: $(READY) ## time the samplers
+	$(RUN).bench
+
+tables: $(READY) ## compare the kernels with one another
+	$(RUN).kernel_table
+
+format: $(READY) ## rewrite the code in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove the environment, caches and builds
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,48 @@
+"""Control pretrained diffusion models by replica exchange: new laws from old models, without retraining.
+
+>>> import torch, crepe_diffusion as cd
+>>> p = cd.models.GaussianMixture(weights=[0.3, 0.5, 0.2], means=[[-4.0], [0.0], [3.0]], stds=[0.5, 0.8, 0.4])
+>>> cold = p ** 2.0
+>>> chain = cd.ReplicaExchange(cold, cd.ladder.karras(n_levels=11, sigma_min=0.02, sigma_max=20), n_chains=2, seed=0)
+>>> out = chain.sample(50, burn_in=10)
+>>> out.x.shape
+torch.Size([50, 2, 1])
+"""
+
+from crepe_diffusion import models, processes
+from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
+from crepe_diffusion.errors import InputError, NonFiniteError
+from crepe_diffusion.kernels import Bounce, Langevin, Metropolis
+from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers import SMC, Guidance, ReplicaExchange, equal_rejection, fit_information
+from crepe_diffusion.schedules import Ladder, anneal, ladder
+from crepe_diffusion.targets import Proposal, Reward, Target, guided
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "SMC",
+    "Bounce",
+    "Diagnostics",
+    "Estimate",
+    "Guidance",
+    "InputError",
+    "Ladder",
+    "Langevin",
+    "Metropolis",
+    "NonFiniteError",
+    "Proposal",
+    "ReplicaExchange",
+    "Reward",
+    "Stream",
+    "Target",
+    "anneal",
+    "equal_rejection",
+    "ess",
+    "fit_information",
+    "guided",
+    "ladder",
+    "models",
+    "processes",
+    "rhat",
+]

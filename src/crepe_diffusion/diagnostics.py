@@ -1,0 +1,260 @@
+"""Whether to trust a chain: acceptance, barrier, round trips, free energies, effective sample size.
+
+    r_m = 1 - E[min(1, alpha_m)]              rejection between levels m and m + 1
+    Lambda = sum_m r_m                        communication barrier; about 2 Lambda + 1 levels are enough
+    rate = 1 / (2 + 2 sum_m r_m / (1 - r_m))  predicted round trips per iteration (Syed et al. 2022)
+    E_down[exp(W)] = Z_m / Z_{m+1},  E_up[exp(-W)] = Z_{m+1} / Z_m
+
+Memory does not grow with the run: series are thinned by two whenever they fill their buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+
+__all__ = ["Diagnostics", "Estimate", "RoundTrips", "ess", "rhat"]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its standard error."""
+
+    value: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4g} +- {self.error:.2g}"
+
+
+def ess(values: Tensor) -> float:
+    """Effective sample size of a scalar, given as (draws, chains), by ArviZ; a constant one has none."""
+    array = _chains_first(values)
+    if array.std() == 0 or array.shape[1] < 4:
+        return 0.0
+    from arviz_stats.base import array_stats
+
+    return float(array_stats.ess(array, chain_axis=0, draw_axis=1, method="mean"))
+
+
+def rhat(values: Tensor) -> float:
+    """Rank-normalised split R-hat of a scalar, given as (draws, chains), by ArviZ.
+
+    One chain is compared with itself, its first half against its second.
+    """
+    array = _chains_first(values)
+    if array.std() == 0 or array.shape[1] < 8:
+        return math.nan
+    if array.shape[0] == 1:
+        half = array.shape[1] // 2
+        array = np.stack([array[0, :half], array[0, half : 2 * half]])
+    from arviz_stats.base import array_stats
+
+    return float(array_stats.rhat(array, chain_axis=0, draw_axis=1))
+
+
+def _chains_first(values: Tensor) -> np.ndarray:
+    v = torch.as_tensor(values, dtype=torch.float64)
+    if v.ndim != 2:
+        raise InputError(f"a scalar of a chain is given as (draws, chains), got shape {tuple(v.shape)}")
+    if not torch.isfinite(v).all():
+        raise InputError(f"{int((~torch.isfinite(v)).sum())} of {v.numel()} values are not finite")
+    return v.T.contiguous().numpy()
+
+
+class RoundTrips:
+    """The index process: which replica has been where, counted and never guessed.
+
+    A round trip leads from the noise end to the data end and back. A restart is an arrival at the data end of a
+    replica that was at the noise end before: as many fresh samples have reached the target.
+    """
+
+    def __init__(self, level: Tensor):
+        self.top = level.shape[1] - 1
+        self.n_trips = torch.zeros_like(level)
+        self.n_restarts = torch.zeros_like(level)
+        self.born = torch.zeros_like(level)
+        # 0: never at the noise end, 1: there last, 2: at the data end since.
+        self.phase = torch.zeros_like(level)
+        self.record(level, 0)
+
+    def record(self, level: Tensor, iteration: int) -> None:
+        at_top, at_bottom = level == self.top, level == 0
+        self.n_trips += at_top & (self.phase == 2)
+        self.n_restarts += at_bottom & (self.phase == 1)
+        self.phase = torch.where(at_top, 1, torch.where(at_bottom & (self.phase == 1), 2, self.phase))
+        self.born = torch.where(at_top, iteration, self.born)
+
+
+class Diagnostics:
+    """Everything that a chain's communication tells; `record` it once an iteration, ask at any time."""
+
+    def __init__(self, level: Tensor, capacity: int = 4096):
+        self.n_chains, self.n_levels = level.shape
+        self.n_pairs = self.n_levels - 1
+        self.n_iterations = 0
+        self.tries = torch.zeros(self.n_pairs, dtype=torch.long)
+        self.accepts = torch.zeros(self.n_chains, self.n_pairs, dtype=torch.long)
+        self.explored = torch.zeros(self.n_levels, dtype=torch.float64)
+        self.n_explored = 0
+        self.trips = RoundTrips(level)
+        self.capacity, self.stride, self._first = capacity, 1, 0
+        self._down = torch.full((0, self.n_chains, self.n_pairs), math.nan, dtype=torch.float32)
+        self._up = self._down.clone()
+
+    def record(
+        self, iteration: int, level: Tensor, log_work: Tensor, accepted: Tensor, active: Tensor, explored: Tensor | None = None
+    ) -> None:
+        """`log_work` (chains, levels), `accepted` (chains, pairs), `active` (pairs,), `explored` (chains, levels)."""
+        if self.n_iterations == 0:
+            self._first = iteration
+        self.n_iterations += 1
+        self.tries += active
+        self.accepts += accepted
+        if explored is not None:
+            self.explored += explored.to(torch.float64).mean(0)
+            self.n_explored += 1
+        self.trips.record(level, iteration)
+        # Each pair meets every second iteration: two iterations make one entry of the series.
+        cycle = (iteration - self._first) // 2
+        if cycle % self.stride:
+            return
+        row = cycle // self.stride
+        if row >= self.capacity:
+            self._down, self._up, self.stride = self._down[::2].clone(), self._up[::2].clone(), 2 * self.stride
+            if cycle % self.stride:
+                return
+            row = cycle // self.stride
+        if row >= len(self._down):
+            grown = torch.full((max(64, len(self._down)), self.n_chains, self.n_pairs), math.nan, dtype=torch.float32)
+            self._down, self._up = torch.cat([self._down, grown]), torch.cat([self._up, grown])
+        self._down[row][:, active] = log_work[:, 1:][:, active].to(torch.float32)
+        self._up[row][:, active] = log_work[:, :-1][:, active].to(torch.float32)
+
+    # -- communication -----------------------------------------------------------------------------------
+
+    def works(self) -> tuple[Tensor, Tensor]:
+        """Log-works down and up, (entries, chains, pairs), of the entries in which every pair met."""
+        # A rejected proposal may have a work of NaN, so a missing meeting is told by both being NaN at once.
+        complete = ~(self._down.isnan() & self._up.isnan()).all(1).any(1)
+        return self._down[complete].to(torch.float64), self._up[complete].to(torch.float64)
+
+    def acceptance_series(self) -> Tensor:
+        """min(1, alpha) of each meeting, (entries, chains, pairs): smoother than counting acceptances."""
+        down, up = self.works()
+        return (down - up).nan_to_num(nan=-math.inf).clamp(max=0).exp()
+
+    def acceptance(self) -> Tensor:
+        """Mean acceptance of each pair."""
+        series = self.acceptance_series()
+        return series.mean((0, 1)) if len(series) else torch.full((self.n_pairs,), math.nan, dtype=torch.float64)
+
+    def acceptance_interval(self, z: float = 1.96) -> Tensor:
+        """Wilson intervals (pairs, 2), with the number of meetings replaced by their effective number."""
+        series, out = self.acceptance_series(), []
+        for m in range(self.n_pairs):
+            p, n = float(series[..., m].mean()), series[..., m].numel()
+            effective = ess(series[..., m]) or float(n)
+            n = max(1.0, min(effective, n))
+            centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+            out.append([(centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)])
+        return torch.tensor(out, dtype=torch.float64).reshape(self.n_pairs, 2)
+
+    def barrier(self) -> Estimate:
+        """Lambda, the sum of all rejections."""
+        return mean_of((1 - self.acceptance_series()).sum(-1))
+
+    def suggested_levels(self) -> int:
+        """The number of levels at which a pair rejects about half of its swaps: `2 Lambda + 1`."""
+        return max(2, math.ceil(2 * self.barrier().value) + 1)
+
+    def round_trips(self) -> int:
+        return int(self.trips.n_trips.sum())
+
+    def restarts(self) -> int:
+        return int(self.trips.n_restarts.sum())
+
+    def predicted_round_trips(self) -> float:
+        """What this acceptance should give over the iterations so far, in all chains, once stationary."""
+        r = 1 - self.acceptance()
+        rate = 1 / (2 + 2 * float((r / (1 - r).clamp(min=1e-12)).sum()))
+        return rate * self.n_iterations * self.n_chains
+
+    # -- free energy -------------------------------------------------------------------------------------
+
+    def log_z(self, method: str = "bar") -> Estimate:
+        """log Z_0 / Z_M by `"forward"` (paths down), `"backward"` (paths up) or `"bar"` (both, Bennett).
+
+        The error is a jackknife over blocks of the series. Reward tilting has Z_M = 1, so this is log E_p[exp(r)].
+        """
+        estimators = {"forward": _forward, "backward": _backward, "bar": _bar}
+        if method not in estimators:
+            raise InputError(f"method must be one of {', '.join(estimators)}, got {method!r}")
+        down, up = self.works()
+        if len(down) < 4:
+            return Estimate(math.nan, math.nan)
+        total = lambda d, u: float(estimators[method](d.flatten(0, 1), u.flatten(0, 1)).sum())  # noqa: E731
+        n_blocks = min(16, len(down))
+        blocks = torch.arange(len(down)) * n_blocks // len(down)
+        left_out = np.array([total(down[blocks != b], up[blocks != b]) for b in range(n_blocks)])
+        error = math.sqrt((n_blocks - 1) / n_blocks * float(((left_out - left_out.mean()) ** 2).sum()))
+        return Estimate(total(down, up), error)
+
+    def summary(self) -> dict[str, object]:
+        """The numbers a person looks at first."""
+        return {
+            "iterations": self.n_iterations,
+            "acceptance (min, mean)": (float(self.acceptance().min()), float(self.acceptance().mean())),
+            "barrier": self.barrier(),
+            "levels": self.n_levels,
+            "suggested levels": self.suggested_levels(),
+            "round trips": self.round_trips(),
+            "predicted round trips": self.predicted_round_trips(),
+            "restarts": self.restarts(),
+            "log Z": self.log_z(),
+        }
+
+
+def mean_of(series: Tensor) -> Estimate:
+    """The mean of a series (draws, chains), with the error that its effective sample size allows."""
+    if series.numel() < 2:
+        return Estimate(math.nan, math.nan)
+    n = ess(series)
+    deviation = float(series.std())
+    return Estimate(float(series.mean()), deviation / math.sqrt(n) if n else 0.0)
+
+
+def _log_mean_exp(w: Tensor) -> Tensor:
+    return w.nan_to_num(nan=-math.inf).logsumexp(0) - math.log(len(w))
+
+
+def _forward(down: Tensor, up: Tensor) -> Tensor:
+    return _log_mean_exp(down)
+
+
+def _backward(down: Tensor, up: Tensor) -> Tensor:
+    return -_log_mean_exp(-up)
+
+
+def _bar(down: Tensor, up: Tensor) -> Tensor:
+    """The root of `sum sigmoid(d - W_down) ... `: as many paths down as up, so the offset is the answer itself.
+
+    For any c, `exp(c) E_down[f(c - W)] / E_up[f(W - c)]` with the logistic f equals Z_s / Z_t; the best c is that
+    value (Bennett 1976). The difference falls in c, so bisection cannot miss.
+    """
+    down, up = down.nan_to_num(nan=-1e30), up.nan_to_num(nan=1e30)
+    low = torch.minimum(down.amin(0), up.amin(0)).clamp(min=-1e6) - 10
+    high = torch.maximum(down.amax(0), up.amax(0)).clamp(max=1e6) + 10
+    for _ in range(80):
+        c = (low + high) / 2
+        too_low = torch.sigmoid(down - c).mean(0) > torch.sigmoid(c - up).mean(0)
+        low, high = torch.where(too_low, c, low), torch.where(too_low, high, c)
+    return (low + high) / 2
+
+

@@ -1,0 +1,7 @@
+"""Markov kernels on the replicas: swap between levels, explore within one."""
+
+from crepe_diffusion.kernels.explore import Bounce, Explorer, Langevin, Metropolis
+from crepe_diffusion.kernels.state import State
+from crepe_diffusion.kernels.swap import Swaps, metropolis, swap
+
+__all__ = ["Bounce", "Explorer", "Langevin", "Metropolis", "State", "Swaps", "metropolis", "swap"]

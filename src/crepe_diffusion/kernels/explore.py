@@ -1,0 +1,122 @@
+"""Local exploration: a kernel at each level on its own, applied to every replica whether or not it swapped.
+
+    Langevin     x' = x + h grad log pi_t + sqrt(2 h) xi,   h = t (t - t_below)       approximate
+    Bounce       up a little, down again, accepted with log_work(down) - log_work(up)  as exact as log_work
+    Metropolis   one token at a time with the density ratios of the target             exact for exact ratios
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.kernels.state import State
+from crepe_diffusion.kernels.swap import Accept, metropolis
+from crepe_diffusion.paths import log_work, walk
+from crepe_diffusion.processes.base import rows_like
+from crepe_diffusion.processes.discrete import Discrete
+from crepe_diffusion.processes.gaussian import GaussianProcess
+from crepe_diffusion.random import Stream
+from crepe_diffusion.targets import Evaluator
+
+__all__ = ["Bounce", "Explorer", "Langevin", "Metropolis"]
+
+
+class Explorer(Protocol):
+    """A move that leaves each pi_m invariant; the second value says which rows moved, for the record."""
+
+    def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]: ...
+
+    def check(self, evaluate: Evaluator) -> None:
+        """Refuse a target that this explorer cannot serve."""
+
+
+@dataclass(frozen=True)
+class Langevin:
+    """The paper's corrector, unadjusted: `scale` multiplies its step. One evaluation a row.
+
+    Biased by the step size, and not guarded by an acceptance test; needs the gradient of every reward.
+    """
+
+    scale: float = 1.0
+
+    def check(self, evaluate: Evaluator) -> None:
+        if not isinstance(getattr(evaluate.process, "base", evaluate.process), GaussianProcess):
+            raise InputError("Langevin exploration is for Gaussian diffusions; use Bounce or Metropolis")
+        if not evaluate.has_gradients:
+            raise InputError('Langevin exploration needs rewards with guidance="gradient"; use Bounce for the others')
+        if evaluate.law.steering != evaluate.law.exponents:
+            raise InputError("Langevin exploration follows the target's score, but the proposal has other exponents")
+
+    def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
+        process = getattr(evaluate.process, "base", evaluate.process)
+        times, level = evaluate.ladder.times, state.level.flatten()
+        # Below level 0 the ladder is continued by its own last gap.
+        below = torch.cat([(2 * times[:1] - times[1:2]).clamp(min=0.0), times])[level * evaluate.ladder.substeps]
+        t = times[level * evaluate.ladder.substeps]
+        h = (self.scale * t * (t - below)).to(state.x.dtype)
+        noise = process.project(stream.normal(tuple(state.x.shape), dtype=state.x.dtype, device=state.x.device))
+        drift = process.project(state.view.steer)
+        x = state.x + rows_like(h, drift) * drift + rows_like((2 * h).sqrt(), noise) * noise
+        return State(x, evaluate(x, t), state.level), torch.ones_like(level, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Bounce:
+    """Walk `n_steps` sub-steps up and as many down again; both paths share their noisy end.
+
+    Invariant as far as `log_work` is exact, for Gaussian and discrete states, and without the reward's gradient.
+    Costs `2 * n_steps` evaluations a row; replicas at the noise end stay.
+    """
+
+    n_steps: int = 1
+    accept: Accept = metropolis
+
+    def check(self, evaluate: Evaluator) -> None:
+        if not 1 <= self.n_steps <= evaluate.ladder.substeps:
+            raise InputError(f"n_steps must be between 1 and the ladder's {evaluate.ladder.substeps} sub-steps, got {self.n_steps!r}")
+
+    def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
+        level = state.level.flatten()
+        rises = (level < state.n_levels - 1).long()
+        index = level * evaluate.ladder.substeps
+        up = walk(evaluate, state.x, state.view, index, rises, self.n_steps, stream.at("up"), end_rewards=False)
+        down = walk(evaluate, up.x, up.view, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down"))
+        log_alpha = log_work(down, evaluate.law) - log_work(up, evaluate.law)
+        accepted = self.accept(log_alpha.where(rises > 0, -torch.inf), stream.at("accept"))
+        x, view = state.take(accepted, down.x, down.view)
+        return State(x, view, state.level), accepted
+
+
+@dataclass(frozen=True)
+class Metropolis:
+    """Metropolis-Hastings for discrete states: `n_moves` single-token proposals, one evaluation a row each."""
+
+    n_moves: int = 1
+    accept: Accept = metropolis
+
+    def check(self, evaluate: Evaluator) -> None:
+        if not isinstance(evaluate.process, Discrete):
+            raise InputError("Metropolis exploration is for discrete processes; use Bounce or Langevin")
+
+    def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
+        process = evaluate.process
+        assert isinstance(process, Discrete)
+        t = evaluate.ladder.levels[state.level.flatten()]
+        c = torch.tensor(evaluate.law.exponents, dtype=torch.float64)
+        moved = torch.zeros(len(t), dtype=torch.bool)
+        for i in range(self.n_moves):
+            branch = stream.at(i)
+            y, position, token = process.local_move(state.x, state.view.steer, t, branch)
+            view = evaluate(y, t)
+            models, log_q = process.local_log_ratios(state.x, y, state.view, view, t, position, token)
+            log_alpha = c @ models + view.reward - state.view.reward - log_q
+            accepted = self.accept(log_alpha, branch.at("accept"))
+            moved = moved | accepted
+            x, view = state.take(accepted, y, view)
+            state = State(x, view, state.level)
+        return state, moved

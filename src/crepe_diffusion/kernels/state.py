@@ -1,0 +1,54 @@
+"""Replicas stay, levels move: rows of the state are replicas, and each row carries the level it stands at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.processes import View
+from crepe_diffusion.processes.base import rows_like
+
+__all__ = ["State"]
+
+
+@dataclass(frozen=True)
+class State:
+    """All replicas of all chains; rows run over chains, then replicas.
+
+    `x` is (chains * replicas, *event) with the `view` that belongs to it, `level` is (chains, replicas).
+    """
+
+    x: Tensor
+    view: View
+    level: Tensor
+
+    @property
+    def n_chains(self) -> int:
+        return self.level.shape[0]
+
+    @property
+    def n_levels(self) -> int:
+        return self.level.shape[1]
+
+    def replica_at(self) -> Tensor:
+        """Which replica stands at each level, (chains, levels)."""
+        return self.level.argsort(1)
+
+    def row_at(self, level: int) -> Tensor:
+        """The row that stands at this level, one per chain."""
+        first = torch.arange(self.n_chains, device=self.level.device) * self.n_levels
+        return first + self.replica_at()[:, level]
+
+    def by_level(self, values: Tensor) -> Tensor:
+        """Row values arranged as (chains, levels)."""
+        return values.reshape(self.n_chains, self.n_levels).gather(1, self.replica_at())
+
+    def to_rows(self, values: Tensor) -> Tensor:
+        """Values given as (chains, levels) handed back to the rows that stand there."""
+        return values.gather(1, self.level).flatten()
+
+    def take(self, chosen: Tensor, x: Tensor, view: View) -> tuple[Tensor, View]:
+        """A new point with its own view where chosen, the present ones elsewhere."""
+        return torch.where(rows_like(chosen, x), x, self.x), view.where(chosen, self.view)

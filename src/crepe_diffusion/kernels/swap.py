@@ -1,0 +1,87 @@
+"""Communication: neighbouring replicas walk towards each other's level and trade places or stay.
+
+    log_alpha = log_work(down) - log_work(up)
+
+Leaves `prod_m pi_m` invariant as far as `log_work` is exact. One network batch per sub-step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.kernels.state import State
+from crepe_diffusion.paths import log_work, walk
+from crepe_diffusion.random import Stream
+from crepe_diffusion.targets import Evaluator
+
+__all__ = ["Accept", "Swaps", "directions", "metropolis", "swap"]
+
+Accept = Callable[[Tensor, Stream], Tensor]
+
+
+def metropolis(log_alpha: Tensor, stream: Stream) -> Tensor:
+    """Accept with probability min(1, exp(log_alpha)); NaN is never accepted."""
+    return stream.bernoulli(log_alpha.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf))
+
+
+def directions(level: Tensor, n: int, n_levels: int) -> Tensor:
+    """-1 (down), +1 (up) or 0 (no partner) for each replica: level m pairs with m - 1 where m and n are congruent mod 2.
+
+    Alternating parity makes replicas drift through the ladder instead of diffusing (Syed et al. 2022).
+    """
+    direction = torch.where((level - n) % 2 == 0, -1, 1)
+    partner = level + direction
+    return torch.where((partner < 0) | (partner >= n_levels), 0, direction)
+
+
+@dataclass(frozen=True)
+class Swaps:
+    """What happened between neighbours: pair m joins levels m and m + 1.
+
+    `log_work` is (chains, levels), down for the upper and up for the lower member of a pair, NaN where idle;
+    `accepted` is (chains, pairs), and `active` (pairs,) says which pairs met at all.
+    """
+
+    log_work: Tensor
+    accepted: Tensor
+    active: Tensor
+
+
+def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Accept = metropolis) -> tuple[State, Swaps]:
+    """One communication step of parity n over all pairs of that parity.
+
+    The noise-end replica is drawn afresh while it has no partner, inside the same network batch, so that it is new
+    each time it walks down.
+    """
+    levels, k = state.n_levels, evaluate.ladder.substeps
+    direction = directions(state.level, n, levels)
+    rows = direction.flatten()
+    x = _refresh(state, evaluate, rows, stream.at("noise"))
+    path = walk(evaluate, x, state.view, state.level.flatten() * k, rows, k, stream.at("walk"))
+
+    work = state.by_level(log_work(path, evaluate.law).where(rows != 0, torch.nan))
+    active = (torch.arange(1, levels, device=work.device) - n) % 2 == 0
+    log_alpha = work[:, 1:] - work[:, :-1]
+    accepted = accept(log_alpha, stream.at("accept")) & active
+
+    # Accepted pairs trade levels and keep their own walks; replicas without a partner keep what they became.
+    lower = torch.cat([accepted, torch.zeros_like(accepted[:, :1])], dim=1)
+    upper = torch.cat([torch.zeros_like(accepted[:, :1]), accepted], dim=1)
+    moved = state.to_rows(lower | upper)
+    x, view = State(x, state.view, state.level).take(moved | (rows == 0), path.x, path.view)
+    level = state.level + torch.where(moved.reshape(state.level.shape), direction, 0)
+    return State(x, view, level), Swaps(work, accepted, active)
+
+
+def _refresh(state: State, evaluate: Evaluator, direction: Tensor, stream: Stream) -> Tensor:
+    """States with the idle replica at the noise end redrawn from its reference law."""
+    idle_top = (direction == 0) & (state.level.flatten() == state.n_levels - 1)
+    if not idle_top.any():
+        return state.x
+    x = state.x.clone()
+    x[idle_top] = evaluate.noise(stream, int(idle_top.sum()))
+    return x

@@ -1,0 +1,73 @@
+"""A joint table over a few tokens: a discrete diffusion whose marginals and posteriors are sums.
+
+    p_t(x) = sum_{x_0} p(x_0) prod_i q_t(x^i | x_0^i)
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models.base import Model
+from crepe_diffusion.processes import Masked, Process, Uniform
+from crepe_diffusion.processes.base import check_choice
+
+__all__ = ["TokenTable"]
+
+
+class TokenTable(Model):
+    """Probabilities of shape `(V,) * length`, for the masked or the uniform process.
+
+    >>> model = TokenTable(torch.tensor([[0.4, 0.1], [0.2, 0.3]]), kind="masked")
+    >>> model.predict(torch.tensor([[0, 2]]), torch.tensor([0.5]))[0, 1].exp().tolist()   # P(second | first = 0)
+    [0.8, 0.2]
+    """
+
+    def __init__(self, probabilities: Tensor, kind: str = "masked", *, prompt: Tensor | None = None):
+        check_choice("kind", kind, ("masked", "uniform"))
+        p = torch.as_tensor(probabilities, dtype=torch.float64)
+        if p.ndim < 1 or len(set(p.shape)) != 1 or (p < 0).any() or not p.sum() > 0:
+            raise InputError(f"a table needs shape (V, ..., V) and non-negative entries, got shape {tuple(p.shape)}")
+        self.vocab_size, self.length = p.shape[0], p.ndim
+        self.event_shape, self.dtype = (self.length,), torch.float64
+        self.probabilities = (p / p.sum()).flatten()
+        index = torch.arange(self.vocab_size**self.length)
+        powers = self.vocab_size ** torch.arange(self.length - 1, -1, -1)
+        self.states = (index[:, None] // powers) % self.vocab_size
+        self._process: Masked | Uniform = (Masked if kind == "masked" else Uniform)(self.vocab_size, prompt)
+
+    def process(self) -> Process:
+        return self._process
+
+    def _log_joint(self, x: Tensor, t: Tensor) -> Tensor:
+        """log p(x_0) q_t(x | x_0), (rows, states); frozen positions are clean at every time."""
+        p = self._process
+        a = (1 - t.to(torch.float64))[:, None, None]
+        same = (x[:, None] == self.states).to(torch.float64)
+        if isinstance(p, Masked):
+            likelihood = torch.where((x == p.mask)[:, None], 1 - a, a * same)
+        else:
+            likelihood = a * same + (1 - a) / self.vocab_size
+        likelihood = torch.where(p.free(x)[:, None], likelihood, same)
+        return self.probabilities.log() + likelihood.log().sum(-1)
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        posterior = torch.softmax(self._log_joint(x, t), dim=1)
+        return torch.einsum("rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(torch.float64)).log()
+
+    def log_prob(self, x: Tensor, t: Tensor | float = 0.0) -> Tensor:
+        """log p_t(x), exactly."""
+        return self._log_joint(x, torch.as_tensor(t, dtype=torch.float64).expand(len(x))).logsumexp(1)
+
+    def all_states(self) -> Tensor:
+        """Every state that noise can reach, (n_states ** length, length)."""
+        n = self._process.n_states
+        index = torch.arange(n**self.length)
+        return (index[:, None] // n ** torch.arange(self.length - 1, -1, -1)) % n
+
+    def __len__(self) -> int:
+        return int(math.prod([self.vocab_size] * self.length))

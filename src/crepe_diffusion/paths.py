@@ -1,0 +1,92 @@
+"""Walks along the ladder, and the one formula of this package.
+
+    log_work(path) = r_s(x_s) - r_t(x_t) + sum_j c_j L_j(path) - L_Q(path)
+
+for a path between the clean end (s, x_s) and the noisy end (t, x_t), in whichever direction it was walked. It
+estimates `log pi_s(x_s) - log pi_t(x_t) - L_Q`. A swap is accepted with `log_work(down) - log_work(up)`, a particle
+of SMC that walks down gains the log-weight `log_work(down)`, and `E_down[exp(log_work)] = Z_s / Z_t`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.processes import Law, View
+from crepe_diffusion.processes.base import rows_like
+from crepe_diffusion.random import Stream
+from crepe_diffusion.targets import Evaluator
+
+__all__ = ["Path", "log_work", "walk"]
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where a walk of each row ended, and what is needed to judge it."""
+
+    x: Tensor
+    view: View
+    reward_s: Tensor
+    reward_t: Tensor
+    models: Tensor
+    proposal: Tensor
+
+
+def log_work(path: Path, law: Law) -> Tensor:
+    """The log-work of each path; the only place where these four terms meet."""
+    c = torch.tensor(law.exponents, dtype=torch.float64, device=path.models.device)
+    return path.reward_s - path.reward_t + c @ path.models - path.proposal
+
+
+def walk(
+    evaluate: Evaluator,
+    x: Tensor,
+    view: View,
+    index: Tensor,
+    direction: Tensor,
+    n_steps: int,
+    stream: Stream,
+    *,
+    end_rewards: bool = True,
+) -> Path:
+    """Every row takes `n_steps` sub-steps by the proposal: up (+1), down (-1), or stays and is evaluated anew (0).
+
+    `index` counts times of the ladder. Costs `n_steps` evaluations a row, one batch per step. A row whose path met a
+    prediction that is not finite gets a log-work of NaN, which every kernel rejects.
+    """
+    times, law, process = evaluate.ladder.times.to(x.device), evaluate.law, evaluate.process
+    up, moving = direction > 0, direction != 0
+    start_reward = view.reward
+    models = torch.zeros(len(law.exponents), len(x), dtype=torch.float64, device=x.device)
+    proposal = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for k in range(n_steps):
+        s, t = times[index + direction.clamp(max=0)], times[index + direction.clamp(min=0)]
+        index = index + direction
+        x_new = process.walk(x, view, s, t, up, stream.at(k), law)
+        last = k == n_steps - 1
+        view_new = evaluate(x_new, times[index], rewards=last and end_rewards)
+        rises = rows_like(up, x)
+        step_models, step_proposal = process.log_ratios(
+            torch.where(rises, x, x_new),
+            torch.where(rises, x_new, x),
+            view.where(up, view_new),
+            view_new.where(up, view),
+            s,
+            t,
+            law,
+        )
+        if not last:
+            step_models = step_models.where(view_new.reward > -torch.inf, torch.nan)
+        models = models + step_models.where(moving, 0.0)
+        proposal = proposal + step_proposal.where(moving, 0.0)
+        x, view = x_new, view_new
+    return Path(
+        x=x,
+        view=view,
+        reward_s=torch.where(up, start_reward, view.reward),
+        reward_t=torch.where(up, view.reward, start_reward),
+        models=models,
+        proposal=proposal,
+    )

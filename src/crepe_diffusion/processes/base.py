@@ -1,0 +1,112 @@
+"""What every diffusion process offers: kernels up and down between s < t, and the ratio of its kernels.
+
+    L_j = log B_j(x_s | x_t) - log F(x_t | x_s)      estimates log p_j,s(x_s) - log p_j,t(x_t)
+    L_Q = the same with the kernels that the proposal really uses
+
+`log_ratios` is direction-free: it does not know whether the step was walked up or down.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.random import Stream
+
+__all__ = ["Law", "Process", "View", "check_choice", "rows_like"]
+
+
+@dataclass(frozen=True)
+class Law:
+    """The numbers that tell the target (exponents c_j) and its proposal (c'_j, k_up, k_down) apart."""
+
+    exponents: tuple[float, ...]
+    steering: tuple[float, ...]
+    k_up: float
+    k_down: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.exponents)
+
+
+@dataclass(frozen=True)
+class View:
+    """What is known of a point at its time: the prediction of each model, where the proposal steers, r_t(x)."""
+
+    predictions: tuple[Tensor, ...]
+    steer: Tensor
+    reward: Tensor
+
+    def where(self, chosen: Tensor, other: View) -> View:
+        """Row by row, this view where chosen and the other elsewhere."""
+        return View(
+            tuple(torch.where(rows_like(chosen, p), p, q) for p, q in zip(self.predictions, other.predictions, strict=True)),
+            torch.where(rows_like(chosen, self.steer), self.steer, other.steer),
+            torch.where(chosen, self.reward, other.reward),
+        )
+
+    def rows(self, index: Any) -> View:
+        return View(tuple(p[index] for p in self.predictions), self.steer[index], self.reward[index])
+
+    @staticmethod
+    def cat(views: list[View]) -> View:
+        return View(
+            tuple(torch.cat(p) for p in zip(*(v.predictions for v in views), strict=True)),
+            torch.cat([v.steer for v in views]),
+            torch.cat([v.reward for v in views]),
+        )
+
+
+def rows_like(values: Tensor, x: Tensor) -> Tensor:
+    """One value a row, shaped to broadcast against x."""
+    return values.reshape(values.shape + (1,) * (x.ndim - values.ndim))
+
+
+class Process(ABC):
+    """A noising process with its proposal kernels. Times are `(rows,)`, states `(rows, *event)`."""
+
+    @abstractmethod
+    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+        """Draws from the law at the noise end, one per row of `like`."""
+
+    @abstractmethod
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+        """Where the proposal wants to go from x: a score, or log-probabilities of tokens."""
+
+    @abstractmethod
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+        """Draw the other end of a step from the proposal: x_t where `up`, x_s elsewhere; s = t stays put."""
+
+    @abstractmethod
+    def log_ratios(
+        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
+    ) -> tuple[Tensor, Tensor]:
+        """`L_j` as (models, rows) and `L_Q` as (rows,), summed over the event."""
+
+    @abstractmethod
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+        """E[x_0 | x_t = x] of the combined models: what a reward on predictions sees."""
+
+    def jacobian(self, t: Tensor, law: Law) -> Tensor:
+        """What stands in for d E[x_0 | x] / dx where guidance does not go through the network, (rows,)."""
+        return torch.ones_like(t)
+
+    def needs_fit(self) -> bool:
+        """Whether the kernels want the models' Fisher information before they can be used."""
+        return False
+
+    def fitted(self, table: Any) -> Process:
+        """The same process with measured information; only where `needs_fit`."""
+        return self
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """An error that lists what would have been right."""
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -1,0 +1,389 @@
+"""Discrete diffusions over tokens, with survival `a = 1 - t`: a token is untouched at time t with probability a.
+
+    log B - log F   per position, summed over the event
+
+    masked    revealed as v       log p(v) + log(a_s / (1 - a_t))
+              masked throughout   log((1 - a_s) / (1 - a_t))
+              kept throughout     log(a_s / a_t)
+    uniform   log sum_{x_0} p(x_0) q_s(x_s | x_0) / q_t(x_t | x_0),   q_t(x | x_0) = a_t [x = x_0] + (1 - a_t) / V
+
+A model predicts `log p(x_0^i = v | x_t)` as `(rows, *event, V)`. These kernels are exact for one position and for
+independent ones, and approximate to first order in the step where several dependent positions move at once.
+The prediction of a position that is already known is not used.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.processes.base import Law, Process, View, rows_like
+from crepe_diffusion.random import Stream
+
+__all__ = ["Discrete", "Euler", "Masked", "Uniform"]
+
+LOG_ZERO = float("-inf")
+
+
+@dataclass(frozen=True)
+class Discrete(Process):
+    """Tokens `0 .. vocab_size - 1`. Positions where `prompt >= 0` are frozen at that token."""
+
+    vocab_size: int
+    prompt: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if int(self.vocab_size) != self.vocab_size or self.vocab_size < 2:
+            raise InputError(f"vocab_size must be an integer of at least 2, got {self.vocab_size!r}")
+        if self.prompt is not None and int(self.prompt.max()) >= self.vocab_size:
+            raise InputError(f"prompt holds token {int(self.prompt.max())}, but vocab_size is {self.vocab_size}")
+
+    # -- what the two processes differ in ----------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def n_states(self) -> int:
+        """How many values a position can take, the mask included."""
+
+    @abstractmethod
+    def noising(self, x_s: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """log F(. | x_s) per position, `(rows, *event, n_states)`."""
+
+    @abstractmethod
+    def denoising(self, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """log B(. | x_t) per position for the prediction `log_p`, `(rows, *event, n_states)`."""
+
+    @abstractmethod
+    def log_ratio(self, x_s: Tensor, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """log B - log F per position in closed form."""
+
+    @abstractmethod
+    def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
+        """Concrete scores: log p_t(x with position i set to v) / p_t(x), for each v that one jump can reach."""
+
+    @abstractmethod
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Propose one token change: the new state, the position, and the token that one end has and the other lacks."""
+
+    @abstractmethod
+    def local_log_ratios(
+        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """log p_j,t(y) / p_j,t(x) as (models, rows), and log of forward over backward proposal probability."""
+
+    # -- shared ------------------------------------------------------------------------------------------
+
+    def free(self, x: Tensor) -> Tensor:
+        """Which positions may change."""
+        if self.prompt is None:
+            return torch.ones_like(x, dtype=torch.bool)
+        return (self.prompt < 0).to(x.device).expand_as(x)
+
+    def with_prompt(self, x: Tensor) -> Tensor:
+        if self.prompt is None:
+            return x
+        return torch.where(self.free(x), x, self.prompt.to(x.device).expand_as(x))
+
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+        """Tokens from the normalised product `prod_j p_j^{c'_j}`."""
+        return torch.log_softmax(_combined(predictions, law.steering), dim=-1)
+
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+        log_probs = torch.where(
+            rows_like(up, x)[..., None],
+            self.noising(x, s, t),
+            self.denoising(x, view.steer.to(torch.float64), s, t),
+        )
+        still = (rows_like(s == t, x) | ~self.free(x))[..., None]
+        log_probs = torch.where(still, self._stay(x), log_probs)
+        return stream.categorical(log_probs)
+
+    def log_ratios(
+        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
+    ) -> tuple[Tensor, Tensor]:
+        free = self.free(x_s)
+
+        def total(log_p: Tensor) -> Tensor:
+            each = self.log_ratio(x_s, x_t, log_p.to(torch.float64), s, t)
+            return torch.where(free, each, 0.0).flatten(1).sum(1)
+
+        return torch.stack([total(p) for p in at_t.predictions]), total(at_t.steer)
+
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+        """Probabilities of each token, `(rows, *event, V)`; one-hot where the token is known."""
+        weights = tuple(c / law.total for c in law.exponents)
+        p = torch.softmax(_combined(predictions, weights), dim=-1)
+        known = ~self.free(x) | self.known(x, t)
+        exact = one_hot(x.clamp(max=self.vocab_size - 1), self.vocab_size).to(p.dtype)
+        return torch.where(known[..., None], exact, p)
+
+    @abstractmethod
+    def known(self, x: Tensor, t: Tensor) -> Tensor:
+        """Positions whose clean token is certain."""
+
+    def _stay(self, x: Tensor) -> Tensor:
+        return one_hot(x, self.n_states).to(torch.float64).log()
+
+
+def _combined(predictions: tuple[Tensor, ...], weights: tuple[float, ...]) -> Tensor:
+    """`sum_j w_j log p_j`, where a token that some model with a positive weight excludes stays excluded."""
+    total = torch.zeros_like(predictions[0], dtype=torch.float64)
+    excluded = torch.zeros_like(total, dtype=torch.bool)
+    for w, log_p in zip(weights, predictions, strict=True):
+        if w == 0:
+            continue
+        impossible = log_p == LOG_ZERO
+        excluded |= impossible & (w > 0)
+        total = total + w * torch.where(impossible, -1e4, log_p.to(torch.float64))
+    return torch.where(excluded, LOG_ZERO, total)
+
+
+def _survival(t: Tensor, x: Tensor) -> Tensor:
+    return rows_like(1 - t, x)
+
+
+def _pick(log_p: Tensor, tokens: Tensor) -> Tensor:
+    return log_p.gather(-1, tokens[..., None])[..., 0]
+
+
+def _position(x: Tensor, free: Tensor, stream: Stream) -> Tensor:
+    """One free position a row, uniformly, as an index into the flattened event."""
+    return stream.categorical(torch.where(free.flatten(1), 0.0, LOG_ZERO))
+
+
+@dataclass(frozen=True)
+class Masked(Discrete):
+    """Absorbing diffusion: a token turns into the mask, whose id is `vocab_size`.
+
+    >>> process = Masked(vocab_size=3)
+    >>> process.noising(torch.tensor([[0]]), torch.tensor([0.0]), torch.tensor([0.5])).exp().tolist()
+    [[[0.5, 0.0, 0.0, 0.5]]]
+    """
+
+    @property
+    def n_states(self) -> int:
+        return self.vocab_size + 1
+
+    @property
+    def mask(self) -> int:
+        return self.vocab_size
+
+    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+        return self.with_prompt(torch.full_like(like, self.mask))
+
+    def known(self, x: Tensor, t: Tensor) -> Tensor:
+        return x != self.mask
+
+    def noising(self, x_s: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        keep = (_survival(t, x_s) / _survival(s, x_s)).clamp(0, 1)[..., None]
+        here = one_hot(x_s, self.n_states).to(torch.float64)
+        masked = torch.zeros_like(here)
+        masked[..., self.mask] = 1
+        return (here * keep + masked * (1 - keep)).log()
+
+    def denoising(self, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        a_s, a_t = _survival(s, x_t), _survival(t, x_t)
+        reveal = ((a_s - a_t) / (1 - a_t))[..., None]
+        wait = ((1 - a_s) / (1 - a_t))[..., None].expand(*x_t.shape, 1)
+        at_mask = torch.cat([log_p + reveal.log(), wait.log()], dim=-1)
+        return torch.where((x_t == self.mask)[..., None], at_mask, self._stay(x_t))
+
+    def log_ratio(self, x_s: Tensor, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        a_s, a_t = _survival(s, x_t), _survival(t, x_t)
+        masked_s, masked_t = x_s == self.mask, x_t == self.mask
+        revealed = _pick(log_p, x_s.clamp(max=self.vocab_size - 1)) + (a_s / (1 - a_t)).log()
+        kept = (a_s / a_t).log().expand(x_s.shape)
+        waited = ((1 - a_s) / (1 - a_t)).log().expand(x_s.shape)
+        ratio = torch.where(masked_t, torch.where(masked_s, waited, revealed), kept)
+        return torch.where(masked_s & ~masked_t, LOG_ZERO, ratio)
+
+    def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
+        a = _survival(t, x)[..., None]
+        score = log_p + (a / (1 - a)).log()
+        score = torch.cat([score, torch.full_like(score[..., :1], LOG_ZERO)], dim=-1)
+        return torch.where((x == self.mask)[..., None], score, torch.full_like(score, LOG_ZERO))
+
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """At a random position, mask a token or reveal one from the proposal's own prediction."""
+        position = _position(x, self.free(x), stream.at("position"))
+        flat = x.flatten(1)
+        here = flat.gather(1, position[:, None])[:, 0]
+        at = position[:, None, None].expand(-1, 1, self.vocab_size)
+        log_q = steer.flatten(1, -2).gather(1, at)[:, 0].to(torch.float64)
+        mask_only = torch.full_like(log_q[:, :1], LOG_ZERO)
+        to_token = torch.cat([log_q, mask_only], dim=-1)
+        to_mask = torch.cat([torch.full_like(log_q, LOG_ZERO), torch.zeros_like(mask_only)], dim=-1)
+        new = stream.at("token").categorical(torch.where((here == self.mask)[:, None], to_token, to_mask))
+        y = flat.scatter(1, position[:, None], new[:, None]).reshape(x.shape)
+        return y, position, torch.where(here == self.mask, new, here)
+
+    def local_log_ratios(
+        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Both directions read the prediction of the end that is masked there: `p_t(v) / p_t(mask) = p(v) a / (1 - a)`."""
+        reveals = x.flatten(1).gather(1, position[:, None])[:, 0] == self.mask
+        odds = ((1 - t) / t).log()
+        at = position[:, None, None].expand(-1, 1, self.vocab_size)
+
+        def log_p_token(a: Tensor, b: Tensor) -> Tensor:
+            chosen = torch.where(rows_like(reveals, a), a, b).flatten(1, -2)
+            return _pick(chosen.gather(1, at)[:, 0].to(torch.float64), token)
+
+        sign = torch.where(reveals, 1.0, -1.0).to(torch.float64)
+        models = torch.stack(
+            [sign * (log_p_token(a, b) + odds) for a, b in zip(at_x.predictions, at_y.predictions, strict=True)]
+        )
+        return models, sign * log_p_token(at_x.steer, at_y.steer)
+
+
+@dataclass(frozen=True)
+class Uniform(Discrete):
+    """Every token is replaced by a uniformly drawn one at the noising rate."""
+
+    @property
+    def n_states(self) -> int:
+        return self.vocab_size
+
+    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+        flat = torch.zeros(*like.shape, self.vocab_size, dtype=torch.float64, device=like.device)
+        frozen = ~self.free(like)
+        if frozen.any():
+            flat = torch.where(frozen[..., None], self._stay(self.with_prompt(torch.zeros_like(like))), flat)
+        return stream.categorical(flat)
+
+    def known(self, x: Tensor, t: Tensor) -> Tensor:
+        return rows_like(t == 0, x).expand(x.shape)
+
+    def noising(self, x_s: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        keep = (_survival(t, x_s) / _survival(s, x_s)).clamp(0, 1)[..., None]
+        return (one_hot(x_s, self.vocab_size) * keep + (1 - keep) / self.vocab_size).log()
+
+    def _log_w(self, x_t: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
+        """log p(x_0) / q_t(x_t | x_0), for each x_0."""
+        a = _survival(t, x_t)[..., None]
+        return log_p - (one_hot(x_t, self.vocab_size) * a + (1 - a) / self.vocab_size).log()
+
+    def _log_marginal(self, log_w: Tensor, t: Tensor, x: Tensor) -> Tensor:
+        """log sum_{x_0} w(x_0) q_t(v | x_0), for each v."""
+        a = _survival(t, x)[..., None]
+        spread = ((1 - a) / self.vocab_size).log() + log_w.logsumexp(-1, keepdim=True)
+        return torch.logaddexp(a.log() + log_w, spread)
+
+    def denoising(self, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        # F is symmetric, so F(x_t | v) over v is the noising row of x_t.
+        return self.noising(x_t, s, t) + self._log_marginal(self._log_w(x_t, log_p, t), s, x_t)
+
+    def log_ratio(self, x_s: Tensor, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        return _pick(self._log_marginal(self._log_w(x_t, log_p, t), s, x_t), x_s)
+
+    def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
+        score = self._log_marginal(self._log_w(x, log_p, t), t, x)
+        return torch.where(one_hot(x, self.vocab_size).bool(), LOG_ZERO, score)
+
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """At a random position, another token, uniformly."""
+        position = _position(x, self.free(x), stream.at("position"))
+        flat = x.flatten(1)
+        here = flat.gather(1, position[:, None])[:, 0]
+        others = torch.where(one_hot(here, self.vocab_size).bool(), LOG_ZERO, 0.0)
+        token = stream.at("token").categorical(others)
+        return flat.scatter(1, position[:, None], token[:, None]).reshape(x.shape), position, token
+
+    def local_log_ratios(
+        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The concrete score at x says it all; the proposal is symmetric."""
+        at = position[:, None, None].expand(-1, 1, self.vocab_size)
+
+        def score(log_p: Tensor) -> Tensor:
+            log_score = self.log_concrete(x, log_p.to(torch.float64), t).flatten(1, -2)
+            return _pick(log_score.gather(1, at)[:, 0], token)
+
+        models = torch.stack([score(p) for p in at_x.predictions])
+        return models, torch.zeros_like(models[0])
+
+
+@dataclass(frozen=True)
+class Euler(Discrete):
+    """The paper's Euler kernels from concrete scores, for a masked or a uniform base process.
+
+    Probabilities are `[v = x] + rate * dt`, clipped at `floor` and normalised, the same where a step is drawn and
+    where its density is evaluated. The proposal multiplies concrete scores, `prod_j score_j^{c'_j}`, without
+    normalising over tokens, so its rates may differ from every model's. Needs a noise end with `t < 1`.
+    """
+
+    vocab_size: int = 2
+    base: Masked | Uniform = None  # type: ignore[assignment]
+    floor: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, (Masked, Uniform)):
+            raise InputError(f"base must be a Masked or Uniform process, got {self.base!r}")
+        object.__setattr__(self, "vocab_size", self.base.vocab_size)
+        object.__setattr__(self, "prompt", self.base.prompt)
+
+    @property
+    def n_states(self) -> int:
+        return self.base.n_states
+
+    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+        return self.base.noise(stream, like, t, law)
+
+    def known(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.base.known(x, t)
+
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+        """log prod_j score_j^{c'_j}, over the states that one jump can reach."""
+        t = t.clamp(max=1 - 1e-6)
+        scores = tuple(self.base.log_concrete(x, p.to(torch.float64), t) for p in predictions)
+        return _combined(scores, law.steering)
+
+    def _jump(self, x: Tensor, log_rates: Tensor) -> Tensor:
+        """Jump probabilities with what is left on staying, clipped and normalised."""
+        here = one_hot(x, self.n_states).to(torch.float64)
+        p = log_rates.exp() * (1 - here)
+        p = torch.where(here.bool(), 1 - p.sum(-1, keepdim=True), p).clamp(min=self.floor)
+        return (p / p.sum(-1, keepdim=True)).log()
+
+    def noising(self, x_s: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        # The rate of a = 1 - t is 1 / a; the step is frozen at its start, as in the paper.
+        rate = (rows_like(t - s, x_s) / _survival(s, x_s))[..., None]
+        if isinstance(self.base, Masked):
+            rates = torch.zeros(*x_s.shape, self.n_states, dtype=torch.float64, device=x_s.device)
+            rates[..., self.base.mask] = 1
+            return self._jump(x_s, (rates * rate).log())
+        return self._jump(x_s, (rate / self.vocab_size).log().expand(*x_s.shape, self.n_states))
+
+    def denoising(self, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """Here `log_p` holds log concrete scores: of one model, or of the proposal's product."""
+        t = t.clamp(max=1 - 1e-6)
+        rate = (rows_like(t - s, x_t) / _survival(t, x_t))[..., None]
+        if isinstance(self.base, Uniform):
+            rate = rate / self.vocab_size
+        return self._jump(x_t, log_p + rate.log())
+
+    def log_ratio(self, x_s: Tensor, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        return _pick(self.denoising(x_t, log_p, s, t), x_s) - _pick(self.noising(x_s, s, t), x_t)
+
+    def log_ratios(
+        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
+    ) -> tuple[Tensor, Tensor]:
+        clipped = t.clamp(max=1 - 1e-6)
+        scores = tuple(self.base.log_concrete(x_t, p.to(torch.float64), clipped) for p in at_t.predictions)
+        return super().log_ratios(x_s, x_t, at_s, View(scores, at_t.steer, at_t.reward), s, t, law)
+
+    def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
+        return self.base.log_concrete(x, log_p, t)
+
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
+
+    def local_log_ratios(
+        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")

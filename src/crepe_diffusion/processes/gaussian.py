@@ -1,0 +1,330 @@
+"""Gaussian diffusions in the variance-exploding coordinate, `y_t = x_0 + t * eps`, with `d = t^2 - s^2`.
+
+    noising     F   = N(y_s, d)                                   exact
+    denoising   B_j = N(y_t + d * score_j(y_t), d - d^2 I_j,t)    mean exact, variance optimal (Fisher)
+    proposal    up    N(y_s + k_up   * d * S(y_s), d)
+                down  N(y_t + k_down * d * S(y_t), d - d^2 I_Q,t)
+
+`I_j,t = E |score_j(y_t)|^2 / dim` under the model's own marginal, isotropic or one per coordinate. The paper's
+Euler-Maruyama pair has variances `2 s (t - s)` up and `2 t (t - s)` down instead of one `d` for both.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.processes.base import Law, Process, View, rows_like
+from crepe_diffusion.random import Stream
+
+__all__ = ["EulerMaruyama", "FisherTable", "Gaussian", "GaussianData", "GaussianProcess", "score_of"]
+
+
+def score_of(prediction: Tensor, y: Tensor, t: Tensor) -> Tensor:
+    """`(D(y, t) - y) / t^2`, the score of the marginal at noise t (Tweedie)."""
+    return (prediction - y) / rows_like(t * t, y).to(y.dtype)
+
+
+@dataclass(frozen=True)
+class GaussianData:
+    """The Fisher information of data of scale `rho`: `I_t = 1 / (t^2 + rho^2)`.
+
+    Exact for Gaussian data at any step size. `rho = 0` is the DDPM posterior variance, `rho = inf` gives `v = d`.
+    """
+
+    rho: float
+
+    def __post_init__(self) -> None:
+        if not self.rho >= 0:
+            raise InputError(f"rho must be a scale >= 0 (0: DDPM, inf: v = d), got {self.rho!r}")
+
+    def scaled(self, t: Tensor) -> Tensor:
+        """`t^2 I_t` as (1, rows, 1)."""
+        return (1 / (1 + (self.rho / t) ** 2)).reshape(1, -1, 1)
+
+
+@dataclass(frozen=True)
+class FisherTable:
+    """Measured `t^2 I_j,t` (between 0 and 1) on a grid of times, linear in log t between them.
+
+    `values` is (models, times, 1) or (models, times, coordinates); `mean` (models, coordinates) holds E[x_0].
+    """
+
+    times: Tensor
+    values: Tensor
+    mean: Tensor
+
+    def scaled(self, t: Tensor) -> Tensor:
+        grid, x = self.times.log().to(t), t.log()
+        high = torch.searchsorted(grid, x).clamp(1, len(grid) - 1)
+        weight = ((x - grid[high - 1]) / (grid[high] - grid[high - 1])).clamp(0, 1)
+        values = self.values.to(t)
+        return torch.lerp(values[:, high - 1], values[:, high], weight[None, :, None])
+
+
+@dataclass(frozen=True)
+class GaussianProcess(Process):
+    """Shared by the two discretisations; events of any shape, in their own coordinates or a given basis.
+
+    - `basis`: orthonormal rows (k, n) over the flattened event, in which the variance is diagonal. Fewer rows
+      than coordinates restrict the process to their span.
+    - `zero_mean`: an axis of the event (0-based) whose mean is always zero, such as the atoms of a molecule.
+    """
+
+    basis: Tensor | None = None
+    zero_mean: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.basis is None:
+            return
+        b = self.basis
+        if b.ndim != 2 or b.shape[0] > b.shape[1]:
+            raise InputError(f"basis must be (k, n) with k <= n orthonormal rows, got shape {tuple(b.shape)}")
+        error = (b @ b.T - torch.eye(len(b), dtype=b.dtype)).abs().max().item()
+        if error > 1e-4:
+            raise InputError(f"the rows of basis must be orthonormal; they are off by {error:.2g}")
+        if self.zero_mean is not None:
+            raise InputError("give either basis or zero_mean: a basis already says which subspace is meant")
+
+    # -- coordinates -------------------------------------------------------------------------------------
+
+    def project(self, z: Tensor) -> Tensor:
+        """The part of z inside the subspace on which the process lives."""
+        if self.zero_mean is not None:
+            return z - z.mean(dim=self.zero_mean + 1, keepdim=True)
+        if self.basis is not None and self.basis.shape[0] < self.basis.shape[1]:
+            return self._out(self._in(z), z)
+        return z
+
+    def dimension(self, event: torch.Size) -> int:
+        """How many coordinates are free."""
+        n = math.prod(event)
+        if self.zero_mean is not None:
+            return n - n // event[self.zero_mean]
+        return len(self.basis) if self.basis is not None else n
+
+    def _in(self, z: Tensor) -> Tensor:
+        flat = z.flatten(1)
+        return flat if self.basis is None else flat @ self.basis.T.to(z)
+
+    def _out(self, flat: Tensor, like: Tensor) -> Tensor:
+        return (flat if self.basis is None else flat @ self.basis.to(flat)).reshape(like.shape)
+
+    def _scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor) -> Tensor:
+        """Centred noise of the given variance, (rows, 1) or (rows, coordinates), inside the subspace."""
+        n = math.prod(like.shape[1:]) if self.basis is None else len(self.basis)
+        z = stream.normal((len(like), n), dtype=like.dtype, device=like.device).mul_(variance.sqrt().to(like.dtype))
+        z = self._out(z, like)
+        return self.project(z) if self.zero_mean is not None else z
+
+    # -- the kernels -------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _up(self, s: Tensor, t: Tensor) -> Tensor:
+        """Gain and variance of a noising step, (rows, 1)."""
+
+    @abstractmethod
+    def _down(self, s: Tensor, t: Tensor) -> Tensor:
+        """Gain of a denoising step, (rows, 1)."""
+
+    @abstractmethod
+    def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
+        """Denoising variance of each model, (models, rows, 1 or coordinates)."""
+
+    @abstractmethod
+    def _proposal_variance(self, s: Tensor, t: Tensor, law: Law) -> Tensor:
+        """Denoising variance of the proposal, (rows, 1 or coordinates)."""
+
+    def _correction(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor | None:
+        """Added to every log-ratio; zero unless a reference process is used."""
+        return None
+
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+        """`S = sum_j c'_j score_j + guidance`."""
+        total = sum(law.steering)
+        mixed = predictions[0] * law.steering[0]
+        for c, prediction in zip(law.steering[1:], predictions[1:], strict=True):
+            mixed = mixed.add_(prediction, alpha=c)
+        s = mixed.sub_(x, alpha=total).div_(rows_like(t * t, x).to(x.dtype))
+        return s if guidance is None else s.add_(guidance)
+
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+        """One draw serves both directions: only the gain and the variance differ between rows."""
+        rises = up[:, None]
+        gain = torch.where(rises, law.k_up * self._up(s, t), law.k_down * self._down(s, t))
+        variance = torch.where(rises, self._up(s, t), self._proposal_variance(s, t, law))
+        noise = self._scaled_noise(stream, x, variance)
+        return noise.add_(x).addcmul_(rows_like(gain[:, 0], x).to(x.dtype), self.project(view.steer))
+
+    def log_ratios(
+        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
+    ) -> tuple[Tensor, Tensor]:
+        n = self.dimension(x_s.shape[1:])
+        up, down = self._up(s, t), self._down(s, t)
+        gap = self._in(self.project(x_t - x_s))
+        noising = _quadratic(gap, up)
+        variances = self._variances(s, t, len(at_t.predictions))
+        models = []
+        for prediction, v in zip(at_t.predictions, variances, strict=True):
+            pull = self._in(self.project(prediction - x_t)) * (down / (t * t)[:, None]).to(x_s.dtype)
+            models.append(_ratio(noising, pull.add_(gap), v, up, n))
+        v = self._proposal_variance(s, t, law)
+        if law.k_up:
+            push = self._in(self.project(at_s.steer)) * (-law.k_up * up).to(x_s.dtype)
+            noising = _quadratic(push.add_(gap), up)
+        pull = self._in(self.project(at_t.steer)) * (law.k_down * down).to(x_s.dtype)
+        proposal = _ratio(noising, pull.add_(gap), v, up, n)
+        correction = self._correction(x_s, x_t, s, t)
+        if correction is not None:
+            return torch.stack(models) + correction, proposal + correction
+        return torch.stack(models), proposal
+
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+        """`sum_j c_j D_j / C`: the prediction that belongs to the combined score at unit temperature."""
+        mixed = predictions[0] * (law.exponents[0] / law.total)
+        for c, prediction in zip(law.exponents[1:], predictions[1:], strict=True):
+            mixed = mixed + prediction * (c / law.total)
+        return mixed
+
+    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+        """`N(mu, 1 / sum_j c_j I_j)`, which is `N(0, t^2 / C)` where the models' scale is not known."""
+        precision, mean = self._top(torch.tensor([t], dtype=torch.float64), law)
+        noise = self._scaled_noise(stream, like, (1 / precision).expand(len(like), -1))
+        return noise + self._out(mean.to(like).expand(len(like), -1), like) if mean is not None else noise
+
+    def _top(self, t: Tensor, law: Law) -> tuple[Tensor, Tensor | None]:
+        return law.total / (t * t)[:, None], None
+
+
+def _quadratic(z: Tensor, variance: Tensor) -> Tensor:
+    """`sum_i z_i^2 / v_i` in float64, for (rows, 1) or (rows, coordinates) variances."""
+    if variance.shape[1] == 1:
+        return torch.linalg.vector_norm(z, dim=1).to(torch.float64).square() / variance[:, 0]
+    return (z * z / variance.to(z.dtype)).sum(1, dtype=torch.float64)
+
+
+def _ratio(noising: Tensor, residual: Tensor, variance: Tensor, up: Tensor, n: int) -> Tensor:
+    """log N(residual; 0, variance) - log N(gap; 0, up), where `noising` is the quadratic form of the gap."""
+    log_scale = (variance / up).log()
+    log_det = n * log_scale[:, 0] if log_scale.shape[1] == 1 else log_scale.sum(1)
+    return 0.5 * (noising - _quadratic(residual, variance) - log_det)
+
+
+@dataclass(frozen=True)
+class Gaussian(GaussianProcess):
+    """Exact noising with the Fisher variance on the way down: the default for Gaussian diffusions.
+
+    `variance` is `"fisher"` (measured before the run, isotropic), `"fisher-diagonal"` (one per coordinate), or a
+    number `rho`: the information of Gaussian data of that scale (0: DDPM posterior, inf: `v = d`).
+
+    >>> Gaussian(variance=1.0).needs_fit(), Gaussian().needs_fit()
+    (False, True)
+    """
+
+    variance: str | float = "fisher"
+    information: FisherTable | GaussianData | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.variance, str):
+            if self.variance not in ("fisher", "fisher-diagonal"):
+                raise InputError(f'variance must be "fisher", "fisher-diagonal" or a scale rho, got {self.variance!r}')
+            if self.variance == "fisher-diagonal" and self.zero_mean is not None:
+                raise InputError("a diagonal variance on a zero-mean subspace needs a basis of it, not zero_mean")
+        else:
+            object.__setattr__(self, "information", GaussianData(float(self.variance)))
+
+    def needs_fit(self) -> bool:
+        return self.information is None
+
+    def fitted(self, table: FisherTable) -> Gaussian:
+        """The same process with measured information."""
+        return replace(self, information=table)
+
+    @property
+    def is_diagonal(self) -> bool:
+        return self.variance == "fisher-diagonal"
+
+    def jacobian(self, t: Tensor, law: Law) -> Tensor:
+        """Its mean over the data is `1 - t^2 I_t`, which the Fisher information gives for free."""
+        c = torch.tensor(law.exponents, dtype=t.dtype, device=t.device)[:, None] / law.total
+        return (1 - (c * self._scaled(t, len(law.exponents)).mean(-1)).sum(0)).clamp(0, 1)
+
+    def _scaled(self, t: Tensor, n_models: int) -> Tensor:
+        if self.information is None:
+            raise InputError("the Fisher variance has not been measured yet: samplers do so, or call fit_information")
+        return self.information.scaled(t).expand(n_models, -1, -1)
+
+    def _up(self, s: Tensor, t: Tensor) -> Tensor:
+        return ((t - s) * (t + s))[:, None]
+
+    def _down(self, s: Tensor, t: Tensor) -> Tensor:
+        return ((t - s) * (t + s))[:, None]
+
+    def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
+        d, share = self._up(s, t), ((t - s) * (t + s) / (t * t))[:, None]
+        return d * (1 - share * self._scaled(t, n_models))
+
+    def _proposal_variance(self, s: Tensor, t: Tensor, law: Law) -> Tensor:
+        # Reversing the upward kernel under pi gives the curvature (1 - 2 k_up) sum_j c_j I_j; no law that was
+        # noised by t has more than 1/t^2 of it, which keeps the variance positive for any exponents.
+        c = torch.tensor(law.exponents, dtype=t.dtype, device=t.device)[:, None, None]
+        scaled = ((1 - 2 * law.k_up) * (c * self._scaled(t, len(law.exponents))).sum(0)).clamp(0, 1)
+        d, share = self._up(s, t), ((t - s) * (t + s) / (t * t))[:, None]
+        return d * (1 - share * scaled)
+
+    def _top(self, t: Tensor, law: Law) -> tuple[Tensor, Tensor | None]:
+        if not isinstance(self.information, FisherTable):
+            return super()._top(t, law)
+        c = torch.tensor(law.exponents, dtype=t.dtype)[:, None]
+        information = c * self.information.scaled(t)[:, 0] / (t * t)
+        precision = information.sum(0, keepdim=True)
+        if (precision <= 0).any():
+            return super()._top(t, law)
+        return precision, (information * self.information.mean.to(t)).sum(0, keepdim=True) / precision
+
+
+@dataclass(frozen=True)
+class EulerMaruyama(GaussianProcess):
+    """The paper's pair: drift and noise of `dx = sqrt(2 t) dW` frozen at the start of each step.
+
+    `reference` is the scale of Gaussian data whose exact log-density replaces the discretised one in every ratio
+    (He et al. 2025). It adds the same number to each `L_j` and to `L_Q`, so it changes nothing where the exponents
+    sum to one.
+    """
+
+    reference: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reference is not None and not self.reference >= 0:
+            raise InputError(f"reference must be a scale >= 0 or None, got {self.reference!r}")
+
+    def _up(self, s: Tensor, t: Tensor) -> Tensor:
+        return (2 * s * (t - s))[:, None]
+
+    def _down(self, s: Tensor, t: Tensor) -> Tensor:
+        return (2 * t * (t - s))[:, None]
+
+    def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
+        return self._down(s, t).expand(n_models, -1, -1)
+
+    def _proposal_variance(self, s: Tensor, t: Tensor, law: Law) -> Tensor:
+        return self._down(s, t)
+
+    def _correction(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor | None:
+        if self.reference is None:
+            return None
+        n = self.dimension(x_s.shape[1:])
+        up, down = self._up(s, t), self._down(s, t)
+        var_s, var_t = (s * s + self.reference**2)[:, None], (t * t + self.reference**2)[:, None]
+        y_s, y_t = self._in(self.project(x_s)), self._in(self.project(x_t))
+        gap = y_t - y_s
+        discretised = _ratio(_quadratic(gap, up), gap - (down / var_t).to(gap.dtype) * y_t, down, up, n)
+        exact = _ratio(_quadratic(y_t, var_t), y_s, var_s, var_t, n)
+        return exact - discretised

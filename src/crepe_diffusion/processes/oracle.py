@@ -1,0 +1,55 @@
+"""Exact log-densities in place of `L_j`: what the sampler would do with a perfect ratio.
+
+    L_j = log p_j,s(x_s) - log p_j,t(x_t)
+
+With it a chain reaches the truth up to Monte Carlo error, which tells a bug from a discretisation error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.processes.base import Law, Process, View
+from crepe_diffusion.random import Stream
+
+__all__ = ["Oracle"]
+
+
+@dataclass(frozen=True)
+class Oracle(Process):
+    """The proposal of `base`, with known log-densities `log_probs[j](x, t)`, one for each model of the target."""
+
+    base: Process
+    log_probs: tuple[Callable[[Tensor, Tensor], Tensor], ...]
+
+    def log_ratios(
+        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
+    ) -> tuple[Tensor, Tensor]:
+        _, proposal = self.base.log_ratios(x_s, x_t, at_s, at_t, s, t, law)
+        return torch.stack([log_prob(x_s, s) - log_prob(x_t, t) for log_prob in self.log_probs]), proposal
+
+    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+        return self.base.noise(stream, like, t, law)
+
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+        return self.base.steer(x, t, predictions, guidance, law)
+
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+        return self.base.walk(x, view, s, t, up, stream, law)
+
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+        return self.base.expectation(x, t, predictions, law)
+
+    def jacobian(self, t: Tensor, law: Law) -> Tensor:
+        return self.base.jacobian(t, law)
+
+    def needs_fit(self) -> bool:
+        return self.base.needs_fit()
+
+    def fitted(self, table: Any) -> Oracle:
+        return replace(self, base=self.base.fitted(table))

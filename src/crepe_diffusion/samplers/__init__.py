@@ -1,0 +1,7 @@
+"""Samplers: replica exchange, sequential Monte Carlo, and plain guidance."""
+
+from crepe_diffusion.samplers.replica_exchange import Info, ReplicaExchange, Samples, equal_rejection
+from crepe_diffusion.samplers.setup import fit_information
+from crepe_diffusion.samplers.smc import SMC, Guidance, Particles
+
+__all__ = ["SMC", "Guidance", "Info", "Particles", "ReplicaExchange", "Samples", "equal_rejection", "fit_information"]

@@ -1,0 +1,253 @@
+"""CREPE: accelerated, non-reversible parallel tempering between the noise levels of a diffusion.
+
+    for n = 1, 2, ...
+        communication   pairs (m - 1, m) with m = n mod 2 walk towards each other and trade levels, or not
+        exploration     every replica moves at its own level
+        output          the replica at level 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.diagnostics import Diagnostics, ess, rhat
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.kernels import Explorer, State, Swaps, metropolis, swap
+from crepe_diffusion.kernels.swap import Accept
+from crepe_diffusion.models import Model
+from crepe_diffusion.paths import walk
+from crepe_diffusion.processes import Process, View
+from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.setup import finish, prepare
+from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.targets import Counts, Proposal, Target
+
+__all__ = ["Info", "ReplicaExchange", "Samples"]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a person may want to know of one iteration."""
+
+    iteration: int
+    swaps: Swaps
+    explored: Tensor | None
+    level: Tensor
+    replica: Tensor
+    born: Tensor
+    counts: Counts
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Draws of the target level, `x` (draws, chains, *event), with their lineage and the chain's diagnostics."""
+
+    x: Tensor
+    iteration: Tensor
+    replica: Tensor
+    born: Tensor
+    diagnostics: Diagnostics
+    evaluations: Counts
+
+    def scalar(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """A scalar of each draw, (draws, chains)."""
+        return function(self.x.flatten(0, 1)).reshape(self.x.shape[:2])
+
+    def ess(self, function: Callable[[Tensor], Tensor]) -> float:
+        return ess(self.scalar(function))
+
+    def rhat(self, function: Callable[[Tensor], Tensor]) -> float:
+        return rhat(self.scalar(function))
+
+    def flat(self) -> Tensor:
+        """All draws of all chains, (draws * chains, *event)."""
+        return self.x.flatten(0, 1)
+
+
+class ReplicaExchange:
+    """Samples a target built from pretrained diffusions; iterate it for as long as you like.
+
+    - `levels`: the ladder; `n_chains` independent chains run in one batch;
+    - `process`: kernels other than the model's own default; `proposal`: how replicas walk;
+    - `explorer`: `Bounce()`, `Langevin()`, `Metropolis()` or None; `accept`: the rule for swaps;
+    - `micro_batch`: the most network rows in one call; `nonfinite`: `"raise"` or `"reject"`;
+    - `fit_samples`: samples for the Fisher variance, where the process asks for it.
+
+    Per iteration and chain: `(M + 1) * K` rows of each network, one call per sub-step, plus the explorer's.
+
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> from crepe_diffusion.schedules import ladder
+    >>> p = GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
+    >>> chain = ReplicaExchange(p ** 2.0, ladder.karras(11, 0.01, 20.0), n_chains=2, seed=0)
+    >>> chain.sample(20, burn_in=10).x.shape
+    torch.Size([20, 2, 1])
+    """
+
+    def __init__(
+        self,
+        target: Target | Model,
+        levels: Ladder,
+        *,
+        n_chains: int = 1,
+        seed: int = 0,
+        process: Process | None = None,
+        proposal: Proposal | None = None,
+        explorer: Explorer | None = None,
+        accept: Accept = metropolis,
+        micro_batch: int | None = None,
+        nonfinite: str = "raise",
+        fit_samples: int = 256,
+    ):
+        if int(n_chains) != n_chains or n_chains < 1:
+            raise InputError(f"n_chains must be a positive integer, got {n_chains!r}")
+        self.stream = Stream(seed)
+        self.n_chains = int(n_chains)
+        self.explorer, self.accept = explorer, accept
+        options = {"micro_batch": micro_batch, "nonfinite": nonfinite, "fit_samples": fit_samples}
+        self.evaluate = prepare(target, levels, process, proposal or Proposal(), self.stream.at("setup"), **options)  # type: ignore[arg-type]
+        if explorer is not None:
+            explorer.check(self.evaluate)
+        self._options = options
+        self.iteration = 0
+        self.state = self._initial()
+        self.diagnostics = Diagnostics(self.state.level)
+        self.setup_evaluations = self.evaluate.counts.copy()
+
+    # -- the algorithm -----------------------------------------------------------------------------------
+
+    def step(self) -> Info:
+        """One iteration: communication, then exploration of every replica."""
+        n = self.iteration + 1
+        stream = self.stream.at(n)
+        state, swaps = swap(self.state, self.evaluate, n, stream.at("swap"), self.accept)
+        explored = None
+        if self.explorer is not None:
+            state, moved = self.explorer(state, self.evaluate, stream.at("explore"))
+            explored = state.by_level(moved)
+        self.state, self.iteration = state, n
+        self.diagnostics.record(n, state.level, swaps.log_work, swaps.accepted, swaps.active, explored)
+        replica = state.replica_at()[:, 0]
+        born = self.diagnostics.trips.born.gather(1, replica[:, None])[:, 0]
+        return Info(n, swaps, explored, state.level, replica, born, self.evaluate.counts)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Info]]:
+        """Yields the target level's samples (chains, *event) forever; stop whenever you like."""
+        while True:
+            info = self.step()
+            yield self.output(), info
+
+    def output(self) -> Tensor:
+        """The replicas at level 0, finished below it where the ladder says so, (chains, *event)."""
+        x = self.state.x[self.state.row_at(0)]
+        return finish(self.evaluate, x, self.stream.at(self.iteration, "finish"))
+
+    def sample(self, n: int, *, burn_in: int = 0, thin: int = 1) -> Samples:
+        """Run `burn_in` iterations, then `n` draws, one every `thin` iterations; diagnostics start after burn-in."""
+        for name, value, least in (("n", n, 1), ("burn_in", burn_in, 0), ("thin", thin, 1)):
+            if int(value) != value or value < least:
+                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+        for _ in range(burn_in):
+            self.step()
+        if burn_in:
+            self.restart_diagnostics()
+        draws, infos = [], []
+        for _ in range(n):
+            for _ in range(thin):
+                info = self.step()
+            draws.append(self.output())
+            infos.append(info)
+        return Samples(
+            x=torch.stack(draws),
+            iteration=torch.tensor([i.iteration for i in infos]),
+            replica=torch.stack([i.replica for i in infos]),
+            born=torch.stack([i.born for i in infos]),
+            diagnostics=self.diagnostics,
+            evaluations=self.evaluate.counts.copy(),
+        )
+
+    # -- changing one's mind -----------------------------------------------------------------------------
+
+    @property
+    def target(self) -> Target:
+        return self.evaluate.target
+
+    @target.setter
+    def target(self, target: Target | Model) -> None:
+        """Online refinement: replicas stay where they are, and what is known of them is evaluated anew."""
+        if isinstance(target, Model):
+            target = target.as_target()
+        same = isinstance(target, Target) and target.models == self.target.models
+        self._prepare(target, self.ladder, self.evaluate.process if same else None)
+
+    @property
+    def ladder(self) -> Ladder:
+        return self.evaluate.ladder
+
+    @ladder.setter
+    def ladder(self, levels: Ladder) -> None:
+        if levels.n_levels != self.ladder.n_levels:
+            raise InputError(f"{levels.n_levels} levels for {self.ladder.n_levels} replicas: start a new chain instead")
+        self._prepare(self.target, levels, self.evaluate.process)
+
+    def adapt(self) -> Ladder:
+        """Move the levels so that all pairs reject equally, from what was recorded; between rounds, never within.
+
+        Needs a round long enough to estimate every pair's rejection. The chain then needs a new burn-in.
+        """
+        self.ladder = equal_rejection(self.ladder, self.diagnostics)
+        return self.ladder
+
+    def restart_diagnostics(self) -> None:
+        """Forget what was recorded (after burn-in, or when the target changed); the index process goes on."""
+        trips = self.diagnostics.trips
+        self.diagnostics = Diagnostics(self.state.level)
+        self.diagnostics.trips.phase, self.diagnostics.trips.born = trips.phase, trips.born
+
+    def _prepare(self, target: Target, levels: Ladder, process: Process | None) -> None:
+        self.evaluate = prepare(
+            target, levels, process, self.evaluate.proposal, self.stream.at(self.iteration, "setup"),
+            counts=self.evaluate.counts, **self._options,  # type: ignore[arg-type]
+        )  # fmt: skip
+        if self.explorer is not None:
+            self.explorer.check(self.evaluate)
+        t = levels.levels[self.state.level.flatten()]
+        self.state = State(self.state.x, self.evaluate(self.state.x, t), self.state.level)
+        self.restart_diagnostics()
+
+    def _initial(self) -> State:
+        """Every chain denoises once by the proposal and leaves a replica at each level it passes."""
+        evaluate, levels, k = self.evaluate, self.evaluate.ladder.n_levels, self.evaluate.ladder.substeps
+        stream = self.stream.at("initial")
+        x = evaluate.noise(stream.at("noise"), self.n_chains)
+        view = evaluate(x, evaluate.ladder.times[-1:].expand(self.n_chains))
+        down = torch.full((self.n_chains,), -1)
+        points, views = [x], [view]
+        for m in range(levels - 1, 0, -1):
+            path = walk(evaluate, x, view, torch.full((self.n_chains,), m * k), down, k, stream.at(m))
+            x, view = path.x, path.view
+            points.append(x)
+            views.append(view)
+        points.reverse()
+        views.reverse()
+        order = (torch.arange(levels)[None] * self.n_chains + torch.arange(self.n_chains)[:, None]).flatten()
+        level = torch.arange(levels).expand(self.n_chains, -1).clone()
+        return State(torch.cat(points)[order], View.cat(views).rows(order), level)
+
+
+def equal_rejection(ladder: Ladder, diagnostics: Diagnostics, n_levels: int | None = None) -> Ladder:
+    """The ladder on which every pair rejects equally often, given what was recorded on this one (Syed et al. 2022).
+
+    The cumulative rejection is read as a function of the time index, linear between levels, and cut evenly.
+    """
+    rejection = (1 - diagnostics.acceptance()).clamp(min=1e-3)
+    if not torch.isfinite(rejection).all():
+        raise InputError("no acceptance has been recorded yet: run some iterations before adapting the ladder")
+    cumulative = torch.cat([torch.zeros(1, dtype=torch.float64), rejection.cumsum(0)])
+    wanted = torch.linspace(0, float(cumulative[-1]), n_levels or ladder.n_levels, dtype=torch.float64)
+    high = torch.searchsorted(cumulative, wanted).clamp(1, len(cumulative) - 1)
+    share = (wanted - cumulative[high - 1]) / (cumulative[high] - cumulative[high - 1])
+    return ladder.moved(((high - 1) + share.clamp(0, 1)) * ladder.substeps)

@@ -1,0 +1,114 @@
+"""What every sampler does before and after: check its input, measure the Fisher information, finish samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models import Model
+from crepe_diffusion.processes import FisherTable, Process, View
+from crepe_diffusion.processes.base import rows_like
+from crepe_diffusion.processes.gaussian import Gaussian
+from crepe_diffusion.random import Stream
+from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.targets import Counts, Evaluator, Proposal, Target
+
+__all__ = ["finish", "fit_information", "prepare"]
+
+
+def prepare(
+    target: Target | Model,
+    ladder: Ladder,
+    process: Process | None,
+    proposal: Proposal,
+    stream: Stream,
+    *,
+    micro_batch: int | None,
+    nonfinite: str,
+    fit_samples: int,
+    counts: Counts | None = None,
+) -> Evaluator:
+    """An evaluator whose process is ready to be used; bad input is refused here, before anything long starts."""
+    if isinstance(target, Model):
+        target = target.as_target()
+    if not isinstance(target, Target):
+        raise InputError(f"the target must be a model or a product of models, got {target!r}")
+    if not isinstance(ladder, Ladder):
+        raise InputError(f"levels must be a Ladder, such as ladder.karras(51), got {ladder!r}")
+    process = process or target.models[0].process()
+    options = {"micro_batch": micro_batch, "nonfinite": nonfinite, "counts": counts}
+    evaluate = Evaluator(target, ladder, process, proposal, **options)  # type: ignore[arg-type]
+    if not evaluate.is_discrete and float(ladder.times[0]) <= 0:
+        raise InputError("a Gaussian ladder must end above sigma = 0; samples are finished below level 0")
+    if evaluate.is_discrete and float(ladder.times[-1]) > 1:
+        raise InputError(f"a discrete ladder ends at t = 1 (survival 0) or below, got {float(ladder.times[-1]):g}")
+    if process.needs_fit():
+        # A look at two rows first: a model or reward of the wrong shape should fail now, not after the fit.
+        probe = Gaussian(variance=0.0)
+        checker = Evaluator(target, ladder, probe, proposal, micro_batch=micro_batch, counts=evaluate.counts)
+        top = ladder.times[-1:].expand(2)
+        checker(stream.at("probe").normal(tuple(checker.empty(2).shape)).to(target.models[0].dtype) * top[0], top)
+        table = fit_information(target, ladder, process, fit_samples, stream.at("fit"), micro_batch, evaluate.counts)
+        process = process.fitted(table)
+        evaluate = Evaluator(target, ladder, process, proposal, **{**options, "counts": evaluate.counts})  # type: ignore[arg-type]
+    return evaluate
+
+
+def fit_information(
+    target: Target,
+    ladder: Ladder,
+    process: Process,
+    n_samples: int,
+    stream: Stream,
+    micro_batch: int | None = None,
+    counts: Counts | None = None,
+) -> FisherTable:
+    """`t^2 I_j,t` of each model on every time of the ladder, from the model's own samples.
+
+    One pass of plain denoising per model; each step uses the variance measured at its start. Costs
+    `n_samples * (M K + 1)` evaluations a model.
+    """
+    base = getattr(process, "base", process)
+    if not isinstance(base, Gaussian):
+        raise InputError(f"only Gaussian processes have a Fisher variance, got {base!r}")
+    if int(n_samples) != n_samples or n_samples < 16:
+        raise InputError(f"the Fisher variance needs at least 16 samples, got {n_samples!r}")
+    times = ladder.times
+    tables, means = [], []
+    for j, model in enumerate(target.models):
+        plain = Gaussian(variance=0.0, basis=base.basis, zero_mean=base.zero_mean)
+        evaluate = Evaluator(model.as_target(), ladder, plain, Proposal("paper"), micro_batch=micro_batch, counts=counts)
+        n = plain.dimension(torch.Size(model.event_shape))
+        branch, x = stream.at(j), evaluate.noise(stream.at(j, "noise"), n_samples)
+        values: list[Tensor] = []
+        for i in range(len(times) - 1, -1, -1):
+            t = times[i].expand(n_samples)
+            view = evaluate(x, t)
+            score = base._in(base.project(view.steer)).to(torch.float64)
+            information = score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
+            values.append((times[i] ** 2 * information).clamp(0, 1))
+            if i == len(times) - 1:
+                means.append(base._in(base.project(view.predictions[0])).to(torch.float64).mean(0))
+            if i:
+                s = times[i - 1].expand(n_samples)
+                d = (t - s) * (t + s)
+                variance = d[:, None] * (1 - (d / t**2)[:, None] * values[-1])
+                x = x + rows_like(d, x).to(x.dtype) * base.project(view.steer)
+                x = x + base._scaled_noise(branch.at(i), x, variance)
+        tables.append(torch.stack(values[::-1]))
+    return FisherTable(times, torch.stack(tables), torch.stack(means))
+
+
+def finish(evaluate: Evaluator, x: Tensor, stream: Stream) -> Tensor:
+    """Plain denoising by the proposal from level 0 through the ladder's finishing times."""
+    ladder = evaluate.ladder
+    if not ladder.finish:
+        return x
+    times = torch.tensor([float(ladder.times[0]), *ladder.finish], dtype=torch.float64, device=x.device)
+    nobody = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for i in range(len(ladder.finish)):
+        t, s = times[i].expand(len(x)), times[i + 1].expand(len(x))
+        view: View = evaluate(x, t, rewards=False)
+        x = evaluate.process.walk(x, view, s, t, nobody, stream.at(i), evaluate.law)
+    return x

@@ -1,0 +1,258 @@
+"""Points to views: every network evaluation and every reward of a run goes through here, and is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError, NonFiniteError
+from crepe_diffusion.processes import Law, Process, View
+from crepe_diffusion.processes.base import check_choice, rows_like
+from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.targets.algebra import GUIDANCE, Reward, Target
+
+__all__ = ["Counts", "Evaluator", "Proposal"]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """How replicas propose to move; any choice is legal, a good one is accepted more often.
+
+    - `k`: `"balanced"` (both directions follow pi_t), `"paper"` (noising is left as trained), or `(k_up, k_down)`;
+    - `exponents`: its own exponents, one per model (another guidance strength), default the target's;
+    - `guidance`: overrides what each reward asks for;
+    - `clip`: the largest norm of the reward's gradient, per event.
+    """
+
+    k: str | tuple[float, float] = "balanced"
+    exponents: tuple[float, ...] | None = None
+    guidance: str | None = None
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, str):
+            check_choice("k", self.k, ("balanced", "paper"))
+        elif len(self.k) != 2:
+            raise InputError(f"k must be (k_up, k_down), got {self.k!r}")
+        if self.guidance is not None:
+            check_choice("guidance", self.guidance, GUIDANCE)
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip must be a positive norm, got {self.clip!r}")
+
+    def law(self, target: Target) -> Law:
+        """The numbers of this proposal for that target."""
+        c = target.exponents
+        total = sum(c)
+        if not total > 0:
+            raise InputError(f"exponents must sum to a positive number, got {c} with sum {total:g}")
+        steering = c if self.exponents is None else tuple(float(e) for e in self.exponents)
+        if len(steering) != len(c):
+            raise InputError(f"the proposal has {len(steering)} exponents for {len(c)} models: {steering}")
+        if isinstance(self.k, str):
+            k_up, k_down = (0.0, 1.0) if self.k == "paper" else ((total - 1) / (2 * total), (total + 1) / (2 * total))
+        else:
+            k_up, k_down = self.k
+        return Law(c, steering, k_up, k_down)
+
+
+@dataclass
+class Counts:
+    """Exact cost: network rows and calls, rows that also went backwards, rewards, and what was not finite."""
+
+    rows: int = 0
+    calls: int = 0
+    gradient_rows: int = 0
+    rewards: int = 0
+    nonfinite: Counter[int] = field(default_factory=Counter)
+
+    def copy(self) -> Counts:
+        return replace(self, nonfinite=Counter(self.nonfinite))
+
+
+class Evaluator:
+    """Evaluates all models and rewards of a target, in one batch per distinct network."""
+
+    def __init__(
+        self,
+        target: Target,
+        ladder: Ladder,
+        process: Process,
+        proposal: Proposal,
+        *,
+        micro_batch: int | None = None,
+        nonfinite: str = "raise",
+        counts: Counts | None = None,
+    ):
+        check_choice("nonfinite", nonfinite, ("raise", "reject"))
+        if micro_batch is not None and (int(micro_batch) != micro_batch or micro_batch < 1):
+            raise InputError(f"micro_batch must be a positive number of rows, got {micro_batch!r}")
+        self.target, self.ladder, self.process, self.proposal = target, ladder, process, proposal
+        self.micro_batch, self.nonfinite = micro_batch, nonfinite
+        self.law = proposal.law(target)
+        self.counts = counts or Counts()
+        self.groups: dict[object, list[int]] = {}
+        for j, model in enumerate(target.models):
+            self.groups.setdefault(model.network, []).append(j)
+        self.network_rows = sum(m.network_rows for m in target.models)
+        discrete = not self.is_gaussian
+        for reward in target.rewards:
+            if discrete and self._guidance(reward) != "none":
+                raise InputError(f"reward {reward.name!r}: guidance {self._guidance(reward)!r} needs a Gaussian diffusion")
+            if not discrete and reward.on == "mode":
+                raise InputError(f"reward {reward.name!r}: on='mode' is for discrete models")
+
+    @property
+    def is_gaussian(self) -> bool:
+        return self.is_discrete is False
+
+    @property
+    def is_discrete(self) -> bool:
+        base = getattr(self.process, "base", self.process)
+        return hasattr(base, "vocab_size")
+
+    def _guidance(self, reward: Reward) -> str:
+        return self.proposal.guidance or reward.guidance
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether the proposal sees the gradient of every reward."""
+        return all(self._guidance(r) != "none" for r in self.target.rewards)
+
+    def empty(self, n: int, device: torch.device | str = "cpu") -> Tensor:
+        """A batch of states to be filled."""
+        dtype = torch.long if self.is_discrete else self.target.models[0].dtype
+        return torch.zeros(n, *self.target.models[0].event_shape, dtype=dtype, device=device)
+
+    def noise(self, stream, n: int) -> Tensor:  # type: ignore[no-untyped-def]
+        """Draws from the law of the noise end."""
+        return self.process.noise(stream, self.empty(n), float(self.ladder.times[-1]), self.law)
+
+    def __call__(self, x: Tensor, t: Tensor, *, rewards: bool = True) -> View:
+        """What models and rewards say of each row; `rewards=False` skips them where no gradient is needed."""
+        size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
+        views = [self._chunk(x[i : i + size], t[i : i + size], rewards) for i in range(0, len(x), size)]
+        return views[0] if len(views) == 1 else View.cat(views)
+
+    def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> View:
+        gradient = [r for r in self.target.rewards if self._guidance(r) == "gradient"]
+        free = [r for r in self.target.rewards if self._guidance(r) == "jacobian-free"]
+        blind = [r for r in self.target.rewards if self._guidance(r) == "none"]
+        gamma = self.ladder.progress(t)
+        guidance = None
+        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        through = [r for r in gradient if r.on == "prediction"]
+        with torch.set_grad_enabled(bool(through)):
+            x_in = x.detach().requires_grad_() if gradient else x
+            predictions = self._predict(x_in, t)
+            if gradient:
+                with torch.enable_grad():
+                    r = self._reward(gradient, x_in, t, predictions, gamma)
+                    guidance = torch.autograd.grad(r.sum(), x_in)[0]
+                value = value + r.detach()
+                self.counts.gradient_rows += len(x) * self.network_rows if through else 0
+            predictions = tuple(p.detach() for p in predictions)
+        with torch.no_grad():
+            if free:
+                r, g = self._jacobian_free(free, x, t, predictions, gamma)
+                value, guidance = value + r, g if guidance is None else guidance + g
+            if blind and rewards:
+                value = value + self._reward(blind, x, t, predictions, gamma)
+            if guidance is not None and self.proposal.clip is not None:
+                norm = guidance.flatten(1).norm(dim=1)
+                guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
+            predictions, value, guidance = self._check(x, t, predictions, value, guidance)
+            return View(predictions, self.process.steer(x, t, predictions, guidance, self.law), value)
+
+    def _predict(self, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        out: list[Tensor | None] = [None] * len(self.target.models)
+        for members in self.groups.values():
+            models = [self.target.models[j] for j in members]
+            for j, prediction in zip(members, models[0].predict_together(models, x, t), strict=True):
+                self._check_prediction(prediction, x, j)
+                out[j] = prediction
+            self.counts.calls += 1
+        self.counts.rows += len(x) * self.network_rows
+        return tuple(out)  # type: ignore[arg-type]
+
+    def _check_prediction(self, prediction: Tensor, x: Tensor, j: int) -> None:
+        if not self.is_discrete:
+            if prediction.dtype != x.dtype:
+                raise InputError(f"model {j} returned {prediction.dtype} for a state of {x.dtype}; both must be equal")
+            if prediction.shape != x.shape:
+                raise InputError(f"model {j} returned shape {tuple(prediction.shape)} for states {tuple(x.shape)}")
+        elif prediction.shape[:-1] != x.shape or not prediction.dtype.is_floating_point:
+            raise InputError(
+                f"model {j} returned {prediction.dtype} of shape {tuple(prediction.shape)};"
+                f" log-probabilities of shape {(*x.shape, 'V')} are wanted"
+            )
+
+    def _reward(
+        self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], progress: Tensor
+    ) -> Tensor:
+        """`sum_i scale_i gamma_i(u) r_i`, in float64."""
+        total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for term in terms:
+            total = total + self._term(term, self._seen(term, x, t, predictions), progress)
+        return total
+
+    def _seen(self, term: Reward, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
+        if term.on == "state":
+            return x
+        expected = self.process.expectation(x, t, predictions, self.law)
+        return expected.argmax(-1) if term.on == "mode" else expected
+
+    def _term(self, term: Reward, seen: Tensor, progress: Tensor) -> Tensor:
+        r = term.function(seen)
+        if not isinstance(r, Tensor) or r.shape != (len(seen),):
+            got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
+            raise InputError(f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}")
+        self.counts.rewards += len(seen)
+        return term.scale * term.anneal(progress) * r.to(torch.float64)
+
+    def _jacobian_free(
+        self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], progress: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient at the prediction, with the network's Jacobian replaced by its mean."""
+        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        guidance = torch.zeros_like(x)
+        jacobian = self.process.jacobian(t, self.law)
+        for term in terms:
+            with torch.enable_grad():
+                seen = self._seen(term, x, t, predictions).detach().requires_grad_()
+                r = self._term(term, seen, progress)
+                g = torch.autograd.grad(r.sum(), seen)[0]
+            value = value + r.detach()
+            guidance = guidance + (g if term.on == "state" else g * rows_like(jacobian, g).to(g.dtype))
+        return value, guidance
+
+    def _check(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """A NaN is news: counted by level, then raised, or turned into a reward of minus infinity and so rejected."""
+        suspects = [*predictions, *([] if guidance is None else [guidance])]
+        bad = value.isnan() | (value == torch.inf)
+        for z in suspects:
+            # A row sum is finite unless an entry is not; log-probabilities of -inf are legal.
+            total = z.flatten(1).sum(1) if not self.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
+            bad = bad | ~total.isfinite()
+        if not bad.any():
+            return predictions, value, guidance
+        levels = torch.searchsorted(self.ladder.levels.to(t), t[bad].contiguous()).clamp(max=self.ladder.n_levels - 1)
+        self.counts.nonfinite.update(levels.tolist())
+        if self.nonfinite == "raise":
+            first = float(t[bad][0])
+            raise NonFiniteError(
+                f"{int(bad.sum())} of {len(x)} rows had a prediction or reward that is NaN or infinite,"
+                f" first at level {int(levels[0])} (t = {first:g});"
+                ' look at the model and reward there, or pass nonfinite="reject" to reject and count them'
+            )
+        repaired = tuple(p.where(~rows_like(bad, p), torch.zeros_like(p)) for p in predictions)
+        if guidance is not None:
+            guidance = guidance.where(~rows_like(bad, guidance), torch.zeros_like(guidance))
+        return repaired, value.where(~bad, -torch.inf), guidance
+
+
