@@ -109,7 +109,13 @@ class Diagnostics:
         self._up = self._down.clone()
 
     def record(
-        self, iteration: int, level: Tensor, log_work: Tensor, accepted: Tensor, active: Tensor, explored: Tensor | None = None
+        self,
+        iteration: int,
+        level: Tensor,
+        log_work: Tensor,
+        accepted: Tensor,
+        active: Tensor,
+        explored: Tensor | None = None,
     ) -> None:
         """`log_work` (chains, levels), `accepted` (chains, pairs), `active` (pairs,), `explored` (chains, levels)."""
         if self.n_iterations == 0:
@@ -127,12 +133,18 @@ class Diagnostics:
             return
         row = cycle // self.stride
         if row >= self.capacity:
-            self._down, self._up, self.stride = self._down[::2].clone(), self._up[::2].clone(), 2 * self.stride
+            self._down, self._up, self.stride = (
+                self._down[::2].clone(),
+                self._up[::2].clone(),
+                2 * self.stride,
+            )
             if cycle % self.stride:
                 return
             row = cycle // self.stride
         if row >= len(self._down):
-            grown = torch.full((max(64, len(self._down)), self.n_chains, self.n_pairs), math.nan, dtype=torch.float32)
+            grown = torch.full(
+                (max(64, len(self._down)), self.n_chains, self.n_pairs), math.nan, dtype=torch.float32
+            )
             self._down, self._up = torch.cat([self._down, grown]), torch.cat([self._up, grown])
         self._down[row][:, active] = log_work[:, 1:][:, active].to(torch.float32)
         self._up[row][:, active] = log_work[:, :-1][:, active].to(torch.float32)
@@ -153,7 +165,9 @@ class Diagnostics:
     def acceptance(self) -> Tensor:
         """Mean acceptance of each pair."""
         series = self.acceptance_series()
-        return series.mean((0, 1)) if len(series) else torch.full((self.n_pairs,), math.nan, dtype=torch.float64)
+        return (
+            series.mean((0, 1)) if len(series) else torch.full((self.n_pairs,), math.nan, dtype=torch.float64)
+        )
 
     def acceptance_interval(self, z: float = 1.96) -> Tensor:
         """Wilson intervals (pairs, 2), with the number of meetings replaced by their effective number."""
@@ -256,5 +270,3 @@ def _bar(down: Tensor, up: Tensor) -> Tensor:
         too_low = torch.sigmoid(down - c).mean(0) > torch.sigmoid(c - up).mean(0)
         low, high = torch.where(too_low, c, low), torch.where(too_low, high, c)
     return (low + high) / 2
-
-

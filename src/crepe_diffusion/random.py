@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from operator import index
 
 import numpy as np
 import torch
@@ -43,9 +44,12 @@ class Stream:
 
     def at(self, *names: int | str) -> Stream:
         """The branch below this one with these names."""
-        return Stream(self.seed, self.path + names)
+        # Integers of any type name the same branch: an iteration read back from an array continues its run.
+        return Stream(self.seed, self.path + tuple(n if isinstance(n, str) else index(n) for n in names))
 
-    def uniform(self, shape: tuple[int, ...], *, first_row: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    def uniform(
+        self, shape: tuple[int, ...], *, first_row: int = 0, device: torch.device | str = "cpu"
+    ) -> Tensor:
         """Independent uniforms in the open interval (0, 1), float64; the first axis counts rows."""
         return _open_unit(self._words(shape, first_row)).to(device)
 
@@ -103,5 +107,5 @@ class Stream:
 
 
 def _open_unit(words: np.ndarray) -> Tensor:
-    """64-bit words to float64 in (0, 1): 53 bits and half a unit, so neither end is reached."""
-    return torch.from_numpy(((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53)
+    """64-bit words to float64 in (0, 1): 52 bits and half a unit, so neither end is reached, nor rounded to."""
+    return torch.from_numpy(((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)

@@ -41,7 +41,9 @@ class Ladder:
         if self.substeps < 1 or int(self.substeps) != self.substeps:
             raise InputError(f"substeps must be a positive integer, got {self.substeps!r}")
         if times.ndim != 1 or len(times) < 2:
-            raise InputError(f"a ladder needs at least two times in one dimension, got shape {tuple(times.shape)}")
+            raise InputError(
+                f"a ladder needs at least two times in one dimension, got shape {tuple(times.shape)}"
+            )
         if (len(times) - 1) % self.substeps:
             raise InputError(f"{len(times)} times do not make levels of {self.substeps} sub-steps each")
         if not torch.isfinite(times).all() or times[0] < 0:
@@ -54,7 +56,9 @@ class Ladder:
             )
         below = [float(times[0]), *self.finish]
         if any(b >= a for a, b in zip(below, below[1:], strict=False)) or min(below) < 0:
-            raise InputError(f"finish times must fall from below {below[0]:g} and not be negative, got {self.finish}")
+            raise InputError(
+                f"finish times must fall from below {below[0]:g} and not be negative, got {self.finish}"
+            )
         if self.origin is None:
             object.__setattr__(self, "origin", times)
 
@@ -111,7 +115,9 @@ class ladder:
         """
         _positive(sigma_min=sigma_min, sigma_max=sigma_max, rho=rho)
         ends = torch.tensor([sigma_min, sigma_max], dtype=torch.float64) ** (1 / rho)
-        return _cut(torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)) ** rho, substeps, n_finish)
+        return _cut(
+            torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)) ** rho, substeps, n_finish
+        )
 
     @staticmethod
     def geometric(
@@ -120,7 +126,9 @@ class ladder:
         """Equal ratios of sigma."""
         _positive(sigma_min=sigma_min, sigma_max=sigma_max)
         ends = torch.tensor([sigma_min, sigma_max], dtype=torch.float64).log()
-        return _cut(torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)).exp(), substeps, n_finish)
+        return _cut(
+            torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)).exp(), substeps, n_finish
+        )
 
     @staticmethod
     def linear(

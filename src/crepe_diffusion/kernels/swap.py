@@ -51,7 +51,9 @@ class Swaps:
     active: Tensor
 
 
-def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Accept = metropolis) -> tuple[State, Swaps]:
+def swap(
+    state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Accept = metropolis
+) -> tuple[State, Swaps]:
     """One communication step of parity n over all pairs of that parity.
 
     The noise-end replica is drawn afresh while it has no partner, inside the same network batch, so that it is new

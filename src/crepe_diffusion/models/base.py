@@ -1,7 +1,7 @@
 """What the core needs of a pretrained model, and the two wrappers that make one out of a function.
 
-    Gaussian   D(y, sigma)   = E[x_0 | y]                       same shape as y
-    discrete   log p(x, t)   = log P(x_0^i = v | x_t = x)       shape of x, then V
+Gaussian   D(y, sigma)   = E[x_0 | y]                       same shape as y
+discrete   log p(x, t)   = log P(x_0^i = v | x_t = x)       shape of x, then V
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ class _Wrapped(Model):
             return [self.function(x, t.to(self._time_dtype(x)))] * len(models)
         n = len(models)
         conditions = [m.condition.to(x.device).expand(len(x), *m.condition.shape) for m in models]  # type: ignore[attr-defined]
-        out = self.function(x.repeat(n, *[1] * (x.ndim - 1)), t.to(self._time_dtype(x)).repeat(n), torch.cat(conditions))
+        out = self.function(
+            x.repeat(n, *[1] * (x.ndim - 1)), t.to(self._time_dtype(x)).repeat(n), torch.cat(conditions)
+        )
         return list(out.chunk(n))
 
     def _time_dtype(self, x: Tensor) -> torch.dtype:

@@ -1,6 +1,6 @@
 """A Gaussian mixture whose noised marginals, denoiser and samples are known exactly.
 
-    p_t(y) = sum_k w_k N(y; mu_k, C_k + t^2)
+p_t(y) = sum_k w_k N(y; mu_k, C_k + t^2)
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class GaussianMixture(Model):
         if w.ndim != 1 or (w <= 0).any():
             raise InputError(f"weights must be positive numbers, got {w.tolist()}")
         if mu.ndim < 2 or len(mu) != len(w):
-            raise InputError(f"means must be (components, *event) with {len(w)} components, got shape {tuple(mu.shape)}")
+            raise InputError(
+                f"means must be (components, *event) with {len(w)} components, got shape {tuple(mu.shape)}"
+            )
         if (stds is None) == (covariances is None):
             raise InputError("give stds or covariances, one of them")
         self.event_shape, self.dtype = tuple(mu.shape[1:]), dtype

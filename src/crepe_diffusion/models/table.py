@@ -1,6 +1,6 @@
 """A joint table over a few tokens: a discrete diffusion whose marginals and posteriors are sums.
 
-    p_t(x) = sum_{x_0} p(x_0) prod_i q_t(x^i | x_0^i)
+p_t(x) = sum_{x_0} p(x_0) prod_i q_t(x^i | x_0^i)
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class TokenTable(Model):
         check_choice("kind", kind, ("masked", "uniform"))
         p = torch.as_tensor(probabilities, dtype=torch.float64)
         if p.ndim < 1 or len(set(p.shape)) != 1 or (p < 0).any() or not p.sum() > 0:
-            raise InputError(f"a table needs shape (V, ..., V) and non-negative entries, got shape {tuple(p.shape)}")
+            raise InputError(
+                f"a table needs shape (V, ..., V) and non-negative entries, got shape {tuple(p.shape)}"
+            )
         self.vocab_size, self.length = p.shape[0], p.ndim
         self.event_shape, self.dtype = (self.length,), torch.float64
         self.probabilities = (p / p.sum()).flatten()
@@ -56,8 +58,13 @@ class TokenTable(Model):
         return self.probabilities.log() + likelihood.log().sum(-1)
 
     def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        if isinstance(self._process, Masked):
+            # The posterior does not depend on time there; 1/2 also serves states that cannot occur at t.
+            t = torch.full_like(t, 0.5)
         posterior = torch.softmax(self._log_joint(x, t), dim=1)
-        return torch.einsum("rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(torch.float64)).log()
+        return torch.einsum(
+            "rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(torch.float64)
+        ).log()
 
     def log_prob(self, x: Tensor, t: Tensor | float = 0.0) -> Tensor:
         """log p_t(x), exactly."""

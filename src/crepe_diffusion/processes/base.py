@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -46,7 +46,10 @@ class View:
     def where(self, chosen: Tensor, other: View) -> View:
         """Row by row, this view where chosen and the other elsewhere."""
         return View(
-            tuple(torch.where(rows_like(chosen, p), p, q) for p, q in zip(self.predictions, other.predictions, strict=True)),
+            tuple(
+                torch.where(rows_like(chosen, p), p, q)
+                for p, q in zip(self.predictions, other.predictions, strict=True)
+            ),
             torch.where(rows_like(chosen, self.steer), self.steer, other.steer),
             torch.where(chosen, self.reward, other.reward),
         )
@@ -71,16 +74,31 @@ def rows_like(values: Tensor, x: Tensor) -> Tensor:
 class Process(ABC):
     """A noising process with its proposal kernels. Times are `(rows,)`, states `(rows, *event)`."""
 
+    is_discrete: ClassVar[bool] = False
+    """Whether states are integers."""
+
+    def check_times(self, times: Tensor) -> None:
+        """Refuse a ladder on which this process is not defined."""
+
+    @property
+    def kernels(self) -> Process:
+        """The process whose kernels are walked: this one, unless it only stands in front of another."""
+        return self
+
     @abstractmethod
     def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
         """Draws from the law at the noise end, one per row of `like`."""
 
     @abstractmethod
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+    def steer(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
+    ) -> Tensor:
         """Where the proposal wants to go from x: a score, or log-probabilities of tokens."""
 
     @abstractmethod
-    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+    def walk(
+        self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law
+    ) -> Tensor:
         """Draw the other end of a step from the proposal: x_t where `up`, x_s elsewhere; s = t stays put."""
 
     @abstractmethod

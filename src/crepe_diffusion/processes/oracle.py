@@ -27,6 +27,17 @@ class Oracle(Process):
     base: Process
     log_probs: tuple[Callable[[Tensor, Tensor], Tensor], ...]
 
+    @property
+    def is_discrete(self) -> bool:  # type: ignore[override]
+        return self.base.is_discrete
+
+    @property
+    def kernels(self) -> Process:
+        return self.base.kernels
+
+    def check_times(self, times: Tensor) -> None:
+        self.base.check_times(times)
+
     def log_ratios(
         self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
     ) -> tuple[Tensor, Tensor]:
@@ -36,10 +47,14 @@ class Oracle(Process):
     def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
         return self.base.noise(stream, like, t, law)
 
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+    def steer(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
+    ) -> Tensor:
         return self.base.steer(x, t, predictions, guidance, law)
 
-    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+    def walk(
+        self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law
+    ) -> Tensor:
         return self.base.walk(x, view, s, t, up, stream, law)
 
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:

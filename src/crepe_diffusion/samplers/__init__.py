@@ -4,4 +4,13 @@ from crepe_diffusion.samplers.replica_exchange import Info, ReplicaExchange, Sam
 from crepe_diffusion.samplers.setup import fit_information
 from crepe_diffusion.samplers.smc import SMC, Guidance, Particles
 
-__all__ = ["SMC", "Guidance", "Info", "Particles", "ReplicaExchange", "Samples", "equal_rejection", "fit_information"]
+__all__ = [
+    "SMC",
+    "Guidance",
+    "Info",
+    "Particles",
+    "ReplicaExchange",
+    "Samples",
+    "equal_rejection",
+    "fit_information",
+]

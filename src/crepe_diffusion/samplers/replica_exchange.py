@@ -1,9 +1,9 @@
 """CREPE: accelerated, non-reversible parallel tempering between the noise levels of a diffusion.
 
-    for n = 1, 2, ...
-        communication   pairs (m - 1, m) with m = n mod 2 walk towards each other and trade levels, or not
-        exploration     every replica moves at its own level
-        output          the replica at level 0
+for n = 1, 2, ...
+    communication   pairs (m - 1, m) with m = n mod 2 walk towards each other and trade levels, or not
+    exploration     every replica moves at its own level
+    output          the replica at level 0
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class ReplicaExchange:
         self.n_chains = int(n_chains)
         self.explorer, self.accept = explorer, accept
         options = {"micro_batch": micro_batch, "nonfinite": nonfinite, "fit_samples": fit_samples}
-        self.evaluate = prepare(target, levels, process, proposal or Proposal(), self.stream.at("setup"), **options)  # type: ignore[arg-type]
+        self.evaluate = prepare(
+            target, levels, process, proposal or Proposal(), self.stream.at("setup"), **options
+        )  # type: ignore[arg-type]
         if explorer is not None:
             explorer.check(self.evaluate)
         self._options = options
@@ -190,7 +192,9 @@ class ReplicaExchange:
     @ladder.setter
     def ladder(self, levels: Ladder) -> None:
         if levels.n_levels != self.ladder.n_levels:
-            raise InputError(f"{levels.n_levels} levels for {self.ladder.n_levels} replicas: start a new chain instead")
+            raise InputError(
+                f"{levels.n_levels} levels for {self.ladder.n_levels} replicas: start a new chain instead"
+            )
         self._prepare(self.target, levels, self.evaluate.process)
 
     def adapt(self) -> Ladder:
@@ -245,7 +249,9 @@ def equal_rejection(ladder: Ladder, diagnostics: Diagnostics, n_levels: int | No
     """
     rejection = (1 - diagnostics.acceptance()).clamp(min=1e-3)
     if not torch.isfinite(rejection).all():
-        raise InputError("no acceptance has been recorded yet: run some iterations before adapting the ladder")
+        raise InputError(
+            "no acceptance has been recorded yet: run some iterations before adapting the ladder"
+        )
     cumulative = torch.cat([torch.zeros(1, dtype=torch.float64), rejection.cumsum(0)])
     wanted = torch.linspace(0, float(cumulative[-1]), n_levels or ladder.n_levels, dtype=torch.float64)
     high = torch.searchsorted(cumulative, wanted).clamp(1, len(cumulative) - 1)

@@ -39,17 +39,17 @@ def prepare(
     process = process or target.models[0].process()
     options = {"micro_batch": micro_batch, "nonfinite": nonfinite, "counts": counts}
     evaluate = Evaluator(target, ladder, process, proposal, **options)  # type: ignore[arg-type]
-    if not evaluate.is_discrete and float(ladder.times[0]) <= 0:
-        raise InputError("a Gaussian ladder must end above sigma = 0; samples are finished below level 0")
-    if evaluate.is_discrete and float(ladder.times[-1]) > 1:
-        raise InputError(f"a discrete ladder ends at t = 1 (survival 0) or below, got {float(ladder.times[-1]):g}")
     if process.needs_fit():
         # A look at two rows first: a model or reward of the wrong shape should fail now, not after the fit.
         probe = Gaussian(variance=0.0)
         checker = Evaluator(target, ladder, probe, proposal, micro_batch=micro_batch, counts=evaluate.counts)
         top = ladder.times[-1:].expand(2)
-        checker(stream.at("probe").normal(tuple(checker.empty(2).shape)).to(target.models[0].dtype) * top[0], top)
-        table = fit_information(target, ladder, process, fit_samples, stream.at("fit"), micro_batch, evaluate.counts)
+        checker(
+            stream.at("probe").normal(tuple(checker.empty(2).shape)).to(target.models[0].dtype) * top[0], top
+        )
+        table = fit_information(
+            target, ladder, process, fit_samples, stream.at("fit"), micro_batch, evaluate.counts
+        )
         process = process.fitted(table)
         evaluate = Evaluator(target, ladder, process, proposal, **{**options, "counts": evaluate.counts})  # type: ignore[arg-type]
     return evaluate
@@ -69,7 +69,7 @@ def fit_information(
     One pass of plain denoising per model; each step uses the variance measured at its start. Costs
     `n_samples * (M K + 1)` evaluations a model.
     """
-    base = getattr(process, "base", process)
+    base = process.kernels
     if not isinstance(base, Gaussian):
         raise InputError(f"only Gaussian processes have a Fisher variance, got {base!r}")
     if int(n_samples) != n_samples or n_samples < 16:
@@ -78,7 +78,9 @@ def fit_information(
     tables, means = [], []
     for j, model in enumerate(target.models):
         plain = Gaussian(variance=0.0, basis=base.basis, zero_mean=base.zero_mean)
-        evaluate = Evaluator(model.as_target(), ladder, plain, Proposal("paper"), micro_batch=micro_batch, counts=counts)
+        evaluate = Evaluator(
+            model.as_target(), ladder, plain, Proposal("paper"), micro_batch=micro_batch, counts=counts
+        )
         n = plain.dimension(torch.Size(model.event_shape))
         branch, x = stream.at(j), evaluate.noise(stream.at(j, "noise"), n_samples)
         values: list[Tensor] = []
@@ -86,7 +88,9 @@ def fit_information(
             t = times[i].expand(n_samples)
             view = evaluate(x, t)
             score = base._in(base.project(view.steer)).to(torch.float64)
-            information = score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
+            information = (
+                score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
+            )
             values.append((times[i] ** 2 * information).clamp(0, 1))
             if i == len(times) - 1:
                 means.append(base._in(base.project(view.predictions[0])).to(torch.float64).mean(0))

@@ -108,8 +108,10 @@ class SMC:
             target, levels, process, proposal, self.stream.at("setup"),
             micro_batch=micro_batch, nonfinite=nonfinite, fit_samples=fit_samples,
         )  # fmt: skip
-        if weights == "discrete-cfg" and not self.evaluate.is_discrete:
-            raise InputError('weights="discrete-cfg" needs discrete models; "fkc" or "rne" serve Gaussian ones')
+        if weights == "discrete-cfg" and not self.evaluate.process.is_discrete:
+            raise InputError(
+                'weights="discrete-cfg" needs discrete models; "fkc" or "rne" serve Gaussian ones'
+            )
         if weights.startswith("fkc"):
             self._corrector = FeynmanKac(self.evaluate, cooled=weights == "fkc-noise")
 
@@ -134,7 +136,9 @@ class SMC:
             total = log_w.logsumexp(1, keepdim=True)
             if not torch.isfinite(total).all():
                 bad = int((~torch.isfinite(total)).sum())
-                raise NonFiniteError(f"all weights of {bad} of {b} batches vanished at level {m - 1}: use more particles")
+                raise NonFiniteError(
+                    f"all weights of {bad} of {b} batches vanished at level {m - 1}: use more particles"
+                )
             log_z, log_w = log_z + total[:, 0], log_w - total
             if m > 1:
                 index, log_w, chosen = self._resampled(log_w, stream.at("resample"))
@@ -142,7 +146,9 @@ class SMC:
                 x, view = x[index], view.rows(index)
         ess = 1 / (2 * log_w).exp().sum(1)
         x = finish(evaluate, x, self.stream.at("finish"))
-        return Particles(x.reshape(b, n, *x.shape[1:]), log_w, log_z, ess, n_resamplings, evaluate.counts.copy())
+        return Particles(
+            x.reshape(b, n, *x.shape[1:]), log_w, log_z, ess, n_resamplings, evaluate.counts.copy()
+        )
 
     def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Row indices, new normalised log-weights, and which batches were resampled; the others keep their weights."""
@@ -202,13 +208,17 @@ class FeynmanKac:
     """
 
     def __init__(self, evaluate: Evaluator, cooled: bool):
-        process = getattr(evaluate.process, "base", evaluate.process)
+        process = evaluate.process.kernels
         if not isinstance(process, GaussianProcess):
             raise InputError("Feynman-Kac correctors are for Gaussian diffusions")
         if not evaluate.has_gradients:
-            raise InputError('Feynman-Kac correctors need rewards with guidance="gradient"; use "fk-steering" without')
+            raise InputError(
+                'Feynman-Kac correctors need rewards with guidance="gradient"; use "fk-steering" without'
+            )
         if evaluate.law.steering != evaluate.law.exponents:
-            raise InputError("Feynman-Kac correctors follow the target's own score: leave the proposal's exponents unset")
+            raise InputError(
+                "Feynman-Kac correctors follow the target's own score: leave the proposal's exponents unset"
+            )
         self.evaluate, self.process = evaluate, process
         self.removed = 1 - 1 / evaluate.law.total if cooled else 0.0
 
@@ -247,7 +257,10 @@ def resample(log_w: Tensor, method: str, stream: Stream) -> Tensor:
         rest = (n * w - copies).clamp(min=0)
         left = n - copies.sum(1, keepdim=True)
         drawn = _inverse(rest / rest.sum(1, keepdim=True).clamp(min=1e-300), stream.uniform((b, n)))
-        kept = _inverse(copies / copies.sum(1, keepdim=True).clamp(min=1), (torch.arange(n) + 0.5).expand(b, n) / (n - left).clamp(min=1))
+        kept = _inverse(
+            copies / copies.sum(1, keepdim=True).clamp(min=1),
+            (torch.arange(n) + 0.5).expand(b, n) / (n - left).clamp(min=1),
+        )
         return torch.where(torch.arange(n) < n - left, kept, drawn)
     if method == "multinomial":
         u = stream.uniform((b, n))

@@ -1,11 +1,11 @@
 """The law to sample from, as one data type with an algebra.
 
-    pi_t(x)  ~  exp(r_t(x)) * prod_j p_j,t(x)^{c_j},        r_t(x) = gamma_t * r(E[x_0 | x_t = x])
+pi_t(x)  ~  exp(r_t(x)) * prod_j p_j,t(x)^{c_j},        r_t(x) = gamma_t * r(E[x_0 | x_t = x])
 
-    p ** 2.0                  tempering
-    p * q                     composition
-    guided(cond, uncond, w)   debiased classifier-free guidance
-    p.tilt(reward)            reward tilting, posterior sampling
+p ** 2.0                  tempering
+p * q                     composition
+guided(cond, uncond, w)   debiased classifier-free guidance
+p.tilt(reward)            reward tilting, posterior sampling
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Target:
         if len(shapes) != 1:
             raise InputError(f"models of one target must share their event shape, got {sorted(shapes)}")
         if len({m.dtype for m in self.models}) != 1:
-            raise InputError(f"models of one target must share their dtype, got {[str(m.dtype) for m in self.models]}")
+            raise InputError(
+                f"models of one target must share their dtype, got {[str(m.dtype) for m in self.models]}"
+            )
         names = [r.name for r in self.rewards]
         if len(set(names)) != len(names):
             raise InputError(f"reward terms need different names, got {names}")

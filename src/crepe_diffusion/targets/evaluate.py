@@ -53,7 +53,9 @@ class Proposal:
         if len(steering) != len(c):
             raise InputError(f"the proposal has {len(steering)} exponents for {len(c)} models: {steering}")
         if isinstance(self.k, str):
-            k_up, k_down = (0.0, 1.0) if self.k == "paper" else ((total - 1) / (2 * total), (total + 1) / (2 * total))
+            k_up, k_down = (
+                (0.0, 1.0) if self.k == "paper" else ((total - 1) / (2 * total), (total + 1) / (2 * total))
+            )
         else:
             k_up, k_down = self.k
         return Law(c, steering, k_up, k_down)
@@ -98,21 +100,15 @@ class Evaluator:
         for j, model in enumerate(target.models):
             self.groups.setdefault(model.network, []).append(j)
         self.network_rows = sum(m.network_rows for m in target.models)
-        discrete = not self.is_gaussian
+        process.check_times(ladder.times)
+        discrete = process.is_discrete
         for reward in target.rewards:
             if discrete and self._guidance(reward) != "none":
-                raise InputError(f"reward {reward.name!r}: guidance {self._guidance(reward)!r} needs a Gaussian diffusion")
+                raise InputError(
+                    f"reward {reward.name!r}: guidance {self._guidance(reward)!r} needs a Gaussian diffusion"
+                )
             if not discrete and reward.on == "mode":
                 raise InputError(f"reward {reward.name!r}: on='mode' is for discrete models")
-
-    @property
-    def is_gaussian(self) -> bool:
-        return self.is_discrete is False
-
-    @property
-    def is_discrete(self) -> bool:
-        base = getattr(self.process, "base", self.process)
-        return hasattr(base, "vocab_size")
 
     def _guidance(self, reward: Reward) -> str:
         return self.proposal.guidance or reward.guidance
@@ -124,7 +120,7 @@ class Evaluator:
 
     def empty(self, n: int, device: torch.device | str = "cpu") -> Tensor:
         """A batch of states to be filled."""
-        dtype = torch.long if self.is_discrete else self.target.models[0].dtype
+        dtype = torch.long if self.process.is_discrete else self.target.models[0].dtype
         return torch.zeros(n, *self.target.models[0].event_shape, dtype=dtype, device=device)
 
     def noise(self, stream, n: int) -> Tensor:  # type: ignore[no-untyped-def]
@@ -179,11 +175,15 @@ class Evaluator:
         return tuple(out)  # type: ignore[arg-type]
 
     def _check_prediction(self, prediction: Tensor, x: Tensor, j: int) -> None:
-        if not self.is_discrete:
+        if not self.process.is_discrete:
             if prediction.dtype != x.dtype:
-                raise InputError(f"model {j} returned {prediction.dtype} for a state of {x.dtype}; both must be equal")
+                raise InputError(
+                    f"model {j} returned {prediction.dtype} for a state of {x.dtype}; both must be equal"
+                )
             if prediction.shape != x.shape:
-                raise InputError(f"model {j} returned shape {tuple(prediction.shape)} for states {tuple(x.shape)}")
+                raise InputError(
+                    f"model {j} returned shape {tuple(prediction.shape)} for states {tuple(x.shape)}"
+                )
         elif prediction.shape[:-1] != x.shape or not prediction.dtype.is_floating_point:
             raise InputError(
                 f"model {j} returned {prediction.dtype} of shape {tuple(prediction.shape)};"
@@ -209,7 +209,9 @@ class Evaluator:
         r = term.function(seen)
         if not isinstance(r, Tensor) or r.shape != (len(seen),):
             got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
-            raise InputError(f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}")
+            raise InputError(
+                f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}"
+            )
         self.counts.rewards += len(seen)
         return term.scale * term.anneal(progress) * r.to(torch.float64)
 
@@ -237,11 +239,15 @@ class Evaluator:
         bad = value.isnan() | (value == torch.inf)
         for z in suspects:
             # A row sum is finite unless an entry is not; log-probabilities of -inf are legal.
-            total = z.flatten(1).sum(1) if not self.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
+            total = (
+                z.flatten(1).sum(1) if not self.process.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
+            )
             bad = bad | ~total.isfinite()
         if not bad.any():
             return predictions, value, guidance
-        levels = torch.searchsorted(self.ladder.levels.to(t), t[bad].contiguous()).clamp(max=self.ladder.n_levels - 1)
+        levels = torch.searchsorted(self.ladder.levels.to(t), t[bad].contiguous()).clamp(
+            max=self.ladder.n_levels - 1
+        )
         self.counts.nonfinite.update(levels.tolist())
         if self.nonfinite == "raise":
             first = float(t[bad][0])
@@ -254,5 +260,3 @@ class Evaluator:
         if guidance is not None:
             guidance = guidance.where(~rows_like(bad, guidance), torch.zeros_like(guidance))
         return repaired, value.where(~bad, -torch.inf), guidance
-
-
