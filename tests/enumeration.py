@@ -89,15 +89,13 @@ def transition(chain: cd.ReplicaExchange, joint: Tensor, n: int) -> tuple[Tensor
 
 
 def violation(chain: cd.ReplicaExchange, states: Tensor, log_pi: Tensor, n: int) -> float:
-    """`max |pi P - pi|` for the product law with log-densities `log_pi` (levels, states) over `states` (states, *event)."""
+    """`max |pi P - pi|` for the product over levels of exp(log_pi), given as (levels, states)."""
     pi = torch.softmax(log_pi, dim=1)
     possible = [p.nonzero()[:, 0].tolist() for p in pi]
     index = torch.tensor(list(itertools.product(*possible)))
     weight = torch.stack([pi[m, index[:, m]] for m in range(len(pi))]).prod(0)
     source, end, p = transition(chain, states[index], n)
-    assert abs(float((weight[source] * p).sum()) - 1) < 1e-12, (
-        "the tree of outcomes must have total probability one"
-    )
+    assert abs(float((weight[source] * p).sum()) - 1) < 1e-12, "the tree of outcomes must have total probability one"
     same = (end[:, :, None] == states).flatten(3).all(3)
     arrived = same.long().argmax(2)
     shape = tuple(len(states) for _ in pi)

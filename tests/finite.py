@@ -31,9 +31,7 @@ def reward_on_tokens(p: Tensor) -> Tensor:
     return ((p * (v * v - 1.3 * v)).sum(-1) * place).sum(-1)
 
 
-def build(
-    p: cd.models.Model, q: cd.models.Model, task: str, reward: object
-) -> tuple[cd.Target, tuple[float, ...]]:
+def build(p: cd.models.Model, q: cd.models.Model, task: str, reward: object) -> tuple[cd.Target, tuple[float, ...]]:
     """The target of a task, and proposal exponents that are not its own."""
     tilt = {"anneal": cd.anneal.power(POWER, floor=1e-3)}
     if task == "tempering":
@@ -142,23 +140,17 @@ class Line(Process):
     def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
         return stream.categorical(self.log_top.expand(*like.shape, -1))
 
-    def steer(
-        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
-    ) -> Tensor:
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
         return sum(c * p for c, p in zip(law.steering, predictions, strict=True))
 
-    def walk(
-        self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law
-    ) -> Tensor:
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
         n = view.steer.shape[-1]
         rise = self._up(x, view.steer, s.clamp(max=len(self.log_noising) - 1), law)
         log_p = torch.where(rows_like(up, view.steer), rise, self._down(view.steer, law))
         stay = torch.nn.functional.one_hot(x, n).to(torch.float64).log()
         return stream.categorical(torch.where(rows_like(s == t, log_p), stay, log_p))
 
-    def log_ratios(
-        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
-    ) -> tuple:
+    def log_ratios(self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law) -> tuple:
         s = s.clamp(max=len(self.log_noising) - 1)
         pick = lambda log_p, x: log_p.gather(-1, x[..., None])[:, 0, 0]  # noqa: E731
         up = pick(self._f(x_s, s), x_t)
@@ -167,9 +159,7 @@ class Line(Process):
 
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
         v = torch.arange(predictions[0].shape[-1], dtype=torch.float64)
-        return sum(
-            c / law.total * (p.exp() * v).sum(-1) for c, p in zip(law.exponents, predictions, strict=True)
-        )
+        return sum(c / law.total * (p.exp() * v).sum(-1) for c, p in zip(law.exponents, predictions, strict=True))
 
 
 class LineModel(cd.models.Model):

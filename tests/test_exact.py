@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from enumeration import violation
-from finite import TASKS, Toy, line, tokens
 
 import crepe_diffusion as cd
+from enumeration import violation
+from finite import TASKS, Toy, line, tokens
 
 TOLERANCE = 1e-12
 
@@ -65,9 +65,7 @@ def test_several_moves_in_a_row():
 
 
 def test_prompt_stays():
-    toy = tokens(
-        "masked", "everything", length=2, vocab=2, prompt=torch.tensor([-1, 1]), explorer=cd.Metropolis()
-    )
+    toy = tokens("masked", "everything", length=2, vocab=2, prompt=torch.tensor([-1, 1]), explorer=cd.Metropolis())
     assert worst(toy) <= TOLERANCE
     assert len(toy.states) == 3
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from enumeration import violation
-from finite import line, tokens
 from torch import Tensor
 
 import crepe_diffusion as cd
@@ -24,10 +22,10 @@ from crepe_diffusion.processes.discrete import Discrete, Masked, Uniform
 from crepe_diffusion.processes.gaussian import Gaussian, GaussianProcess
 from crepe_diffusion.samplers import replica_exchange, smc
 from crepe_diffusion.schedules import Ladder
+from enumeration import violation
+from finite import line, tokens
 
-swap_module = importlib.import_module(
-    "crepe_diffusion.kernels.swap"
-)  # the package exports a function of that name
+swap_module = importlib.import_module("crepe_diffusion.kernels.swap")  # the package exports a function of that name
 
 # -- the checks: each raises AssertionError when the law is broken -----------------------------------------
 
@@ -37,9 +35,7 @@ def invariant(toy: object) -> None:
 
 
 def masked_tempering() -> None:
-    invariant(
-        tokens("masked", "tempering", n_levels=4)
-    )  # with survival 1/2 the constants would agree by chance
+    invariant(tokens("masked", "tempering", n_levels=4))  # with survival 1/2 the constants would agree by chance
 
 
 def masked_everything() -> None:
@@ -154,9 +150,7 @@ def smc_log_z() -> None:
     )
     process = dataclasses.replace(top)
     object.__setattr__(process, "noise", noise.__get__(process))
-    out = cd.SMC(
-        model**beta, levels, n_particles=8, n_batches=512, process=process, ess_threshold=1.0, seed=3
-    ).sample()
+    out = cd.SMC(model**beta, levels, n_particles=8, n_batches=512, process=process, ess_threshold=1.0, seed=3).sample()
     z_hat = (out.log_z - (log_z(t0) - log_z(t1))).exp()
     assert abs(z_hat.mean() - 1) < 4 * z_hat.std() / len(z_hat) ** 0.5
 
@@ -225,8 +219,8 @@ def stale_cache(patch):
 def explore_accepted_only(patch):
     def step(self):
         before = self.state.level
-        state, swaps = swap_function(self.state, self.evaluate, self.iteration + 1, self.stream, self.accept)
-        moved, explored = self.explorer(state, self.evaluate, self.stream)
+        state, _ = swap_function(self.state, self.evaluate, self.iteration + 1, self.stream, self.accept)
+        moved, _ = self.explorer(state, self.evaluate, self.stream)
         swapped = (state.level != before).flatten()
         x, view = state.take(swapped, moved.x, moved.view)
         self.state, self.iteration = State(x, view, state.level), self.iteration + 1
@@ -240,9 +234,7 @@ def parity_off_by_one(patch):
 
 
 def parity_never_alternates(patch):
-    patch.setattr(
-        replica_exchange, "swap", lambda state, evaluate, n, *rest: swap_function(state, evaluate, 1, *rest)
-    )
+    patch.setattr(replica_exchange, "swap", lambda state, evaluate, n, *rest: swap_function(state, evaluate, 1, *rest))
 
 
 def wrong_time_for_the_upper(patch):
@@ -276,9 +268,7 @@ def noise_without_total(patch):
 
 def reward_at_the_wrong_level(patch):
     original = Ladder.progress
-    patch.setattr(
-        Ladder, "progress", lambda self, t: original(self, (t + 0.5).clamp(max=float(self.times[-1])))
-    )
+    patch.setattr(Ladder, "progress", lambda self, t: original(self, (t + 0.5).clamp(max=float(self.times[-1]))))
 
 
 def last_pair_forced(patch):
@@ -300,9 +290,7 @@ def token_blind(patch):
     patch.setattr(
         Masked,
         "log_ratio",
-        lambda self, x_s, x_t, log_p, s, t: original(
-            self, x_s, x_t, log_p.logsumexp(-1, True).expand_as(log_p), s, t
-        ),
+        lambda self, x_s, x_t, log_p, s, t: original(self, x_s, x_t, log_p.logsumexp(-1, True).expand_as(log_p), s, t),
     )
 
 

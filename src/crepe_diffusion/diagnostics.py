@@ -38,7 +38,7 @@ def ess(values: Tensor) -> float:
     array = _chains_first(values)
     if array.std() == 0 or array.shape[1] < 4:
         return 0.0
-    from arviz_stats.base import array_stats
+    from arviz_stats.base.array import array_stats
 
     return float(array_stats.ess(array, chain_axis=0, draw_axis=1, method="mean"))
 
@@ -54,7 +54,7 @@ def rhat(values: Tensor) -> float:
     if array.shape[0] == 1:
         half = array.shape[1] // 2
         array = np.stack([array[0, :half], array[0, half : 2 * half]])
-    from arviz_stats.base import array_stats
+    from arviz_stats.base.array import array_stats
 
     return float(array_stats.rhat(array, chain_axis=0, draw_axis=1))
 
@@ -142,9 +142,7 @@ class Diagnostics:
                 return
             row = cycle // self.stride
         if row >= len(self._down):
-            grown = torch.full(
-                (max(64, len(self._down)), self.n_chains, self.n_pairs), math.nan, dtype=torch.float32
-            )
+            grown = torch.full((max(64, len(self._down)), self.n_chains, self.n_pairs), math.nan, dtype=torch.float32)
             self._down, self._up = torch.cat([self._down, grown]), torch.cat([self._up, grown])
         self._down[row][:, active] = log_work[:, 1:][:, active].to(torch.float32)
         self._up[row][:, active] = log_work[:, :-1][:, active].to(torch.float32)
@@ -165,17 +163,14 @@ class Diagnostics:
     def acceptance(self) -> Tensor:
         """Mean acceptance of each pair."""
         series = self.acceptance_series()
-        return (
-            series.mean((0, 1)) if len(series) else torch.full((self.n_pairs,), math.nan, dtype=torch.float64)
-        )
+        return series.mean((0, 1)) if len(series) else torch.full((self.n_pairs,), math.nan, dtype=torch.float64)
 
     def acceptance_interval(self, z: float = 1.96) -> Tensor:
         """Wilson intervals (pairs, 2), with the number of meetings replaced by their effective number."""
         series, out = self.acceptance_series(), []
         for m in range(self.n_pairs):
-            p, n = float(series[..., m].mean()), series[..., m].numel()
-            effective = ess(series[..., m]) or float(n)
-            n = max(1.0, min(effective, n))
+            p, meetings = float(series[..., m].mean()), float(series[..., m].numel())
+            n = max(1.0, min(ess(series[..., m]) or meetings, meetings))
             centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
             out.append([(centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)])
         return torch.tensor(out, dtype=torch.float64).reshape(self.n_pairs, 2)

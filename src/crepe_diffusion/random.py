@@ -47,9 +47,7 @@ class Stream:
         # Integers of any type name the same branch: an iteration read back from an array continues its run.
         return Stream(self.seed, self.path + tuple(n if isinstance(n, str) else index(n) for n in names))
 
-    def uniform(
-        self, shape: tuple[int, ...], *, first_row: int = 0, device: torch.device | str = "cpu"
-    ) -> Tensor:
+    def uniform(self, shape: tuple[int, ...], *, first_row: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Independent uniforms in the open interval (0, 1), float64; the first axis counts rows."""
         return _open_unit(self._words(shape, first_row)).to(device)
 

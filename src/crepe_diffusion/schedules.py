@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,9 +42,7 @@ class Ladder:
         if self.substeps < 1 or int(self.substeps) != self.substeps:
             raise InputError(f"substeps must be a positive integer, got {self.substeps!r}")
         if times.ndim != 1 or len(times) < 2:
-            raise InputError(
-                f"a ladder needs at least two times in one dimension, got shape {tuple(times.shape)}"
-            )
+            raise InputError(f"a ladder needs at least two times in one dimension, got shape {tuple(times.shape)}")
         if (len(times) - 1) % self.substeps:
             raise InputError(f"{len(times)} times do not make levels of {self.substeps} sub-steps each")
         if not torch.isfinite(times).all() or times[0] < 0:
@@ -51,14 +50,10 @@ class Ladder:
         gaps = times.diff()
         if (gaps <= 0).any():
             i = int((gaps <= 0).nonzero()[0])
-            raise InputError(
-                f"times must increase: entry {i + 1} is {times[i + 1].item():g} after {times[i].item():g}"
-            )
+            raise InputError(f"times must increase: entry {i + 1} is {times[i + 1].item():g} after {times[i].item():g}")
         below = [float(times[0]), *self.finish]
-        if any(b >= a for a, b in zip(below, below[1:], strict=False)) or min(below) < 0:
-            raise InputError(
-                f"finish times must fall from below {below[0]:g} and not be negative, got {self.finish}"
-            )
+        if any(b >= a for a, b in pairwise(below)) or min(below) < 0:
+            raise InputError(f"finish times must fall from below {below[0]:g} and not be negative, got {self.finish}")
         if self.origin is None:
             object.__setattr__(self, "origin", times)
 
@@ -115,9 +110,7 @@ class ladder:
         """
         _positive(sigma_min=sigma_min, sigma_max=sigma_max, rho=rho)
         ends = torch.tensor([sigma_min, sigma_max], dtype=torch.float64) ** (1 / rho)
-        return _cut(
-            torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)) ** rho, substeps, n_finish
-        )
+        return _cut(torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)) ** rho, substeps, n_finish)
 
     @staticmethod
     def geometric(
@@ -126,14 +119,10 @@ class ladder:
         """Equal ratios of sigma."""
         _positive(sigma_min=sigma_min, sigma_max=sigma_max)
         ends = torch.tensor([sigma_min, sigma_max], dtype=torch.float64).log()
-        return _cut(
-            torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)).exp(), substeps, n_finish
-        )
+        return _cut(torch.lerp(ends[0], ends[1], _unit(n_levels, substeps, n_finish)).exp(), substeps, n_finish)
 
     @staticmethod
-    def linear(
-        n_levels: int, t_min: float = 0.0, t_max: float = 1.0, substeps: int = 1, n_finish: int = 0
-    ) -> Ladder:
+    def linear(n_levels: int, t_min: float = 0.0, t_max: float = 1.0, substeps: int = 1, n_finish: int = 0) -> Ladder:
         """Equal steps of time; for discrete diffusions, where `t = 1 - survival`, 0 is data and 1 is noise."""
         if not 0 <= t_min < t_max:
             raise InputError(f"need 0 <= t_min < t_max, got t_min={t_min!r}, t_max={t_max!r}")
@@ -171,7 +160,7 @@ class anneal:
         """`(f + (1 - f) u)^exponent` with `f = floor^(1/exponent)`: the paper's 5 (images) and 10 (mazes).
 
         >>> anneal.power(10)(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
-        [1.0000000000000006e-10, 1.0]
+        [1e-10, 1.0]
         """
         if not exponent > 0 or not 0 <= floor < 1:
             raise InputError(f"need exponent > 0 and 0 <= floor < 1, got {exponent!r} and {floor!r}")

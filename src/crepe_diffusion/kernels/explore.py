@@ -48,27 +48,19 @@ class Langevin:
         if not isinstance(evaluate.process.kernels, GaussianProcess):
             raise InputError("Langevin exploration is for Gaussian diffusions; use Bounce or Metropolis")
         if not evaluate.has_gradients:
-            raise InputError(
-                'Langevin exploration needs rewards with guidance="gradient"; use Bounce for the others'
-            )
+            raise InputError('Langevin exploration needs rewards with guidance="gradient"; use Bounce for the others')
         if evaluate.law.steering != evaluate.law.exponents:
-            raise InputError(
-                "Langevin exploration follows the target's score, but the proposal has other exponents"
-            )
+            raise InputError("Langevin exploration follows the target's score, but the proposal has other exponents")
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
         process = evaluate.process.kernels
         assert isinstance(process, GaussianProcess)
         times, level = evaluate.ladder.times, state.level.flatten()
         # Below level 0 the ladder is continued by its own last gap.
-        below = torch.cat([(2 * times[:1] - times[1:2]).clamp(min=0.0), times])[
-            level * evaluate.ladder.substeps
-        ]
+        below = torch.cat([(2 * times[:1] - times[1:2]).clamp(min=0.0), times])[level * evaluate.ladder.substeps]
         t = times[level * evaluate.ladder.substeps]
         h = (self.scale * t * (t - below)).to(state.x.dtype)
-        noise = process.project(
-            stream.normal(tuple(state.x.shape), dtype=state.x.dtype, device=state.x.device)
-        )
+        noise = process.project(stream.normal(tuple(state.x.shape), dtype=state.x.dtype, device=state.x.device))
         drift = process.project(state.view.steer)
         x = state.x + rows_like(h, drift) * drift + rows_like((2 * h).sqrt(), noise) * noise
         return State(x, evaluate(x, t), state.level), torch.ones_like(level, dtype=torch.bool)
@@ -95,12 +87,8 @@ class Bounce:
         level = state.level.flatten()
         rises = (level < state.n_levels - 1).long()
         index = level * evaluate.ladder.substeps
-        up = walk(
-            evaluate, state.x, state.view, index, rises, self.n_steps, stream.at("up"), end_rewards=False
-        )
-        down = walk(
-            evaluate, up.x, up.view, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down")
-        )
+        up = walk(evaluate, state.x, state.view, index, rises, self.n_steps, stream.at("up"), end_rewards=False)
+        down = walk(evaluate, up.x, up.view, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down"))
         log_alpha = log_work(down, evaluate.law) - log_work(up, evaluate.law)
         accepted = self.accept(log_alpha.where(rises > 0, -torch.inf), stream.at("accept"))
         x, view = state.take(accepted, down.x, down.view)

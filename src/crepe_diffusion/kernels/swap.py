@@ -29,7 +29,7 @@ def metropolis(log_alpha: Tensor, stream: Stream) -> Tensor:
 
 
 def directions(level: Tensor, n: int, n_levels: int) -> Tensor:
-    """-1 (down), +1 (up) or 0 (no partner) for each replica: level m pairs with m - 1 where m and n are congruent mod 2.
+    """Down (-1), up (+1) or no partner (0) for each replica: level m pairs with m - 1 where m = n mod 2.
 
     Alternating parity makes replicas drift through the ladder instead of diffusing (Syed et al. 2022).
     """
@@ -51,9 +51,7 @@ class Swaps:
     active: Tensor
 
 
-def swap(
-    state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Accept = metropolis
-) -> tuple[State, Swaps]:
+def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Accept = metropolis) -> tuple[State, Swaps]:
     """One communication step of parity n over all pairs of that parity.
 
     The noise-end replica is drawn afresh while it has no partner, inside the same network batch, so that it is new

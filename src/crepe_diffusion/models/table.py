@@ -31,9 +31,7 @@ class TokenTable(Model):
         check_choice("kind", kind, ("masked", "uniform"))
         p = torch.as_tensor(probabilities, dtype=torch.float64)
         if p.ndim < 1 or len(set(p.shape)) != 1 or (p < 0).any() or not p.sum() > 0:
-            raise InputError(
-                f"a table needs shape (V, ..., V) and non-negative entries, got shape {tuple(p.shape)}"
-            )
+            raise InputError(f"a table needs shape (V, ..., V) and non-negative entries, got shape {tuple(p.shape)}")
         self.vocab_size, self.length = p.shape[0], p.ndim
         self.event_shape, self.dtype = (self.length,), torch.float64
         self.probabilities = (p / p.sum()).flatten()
@@ -62,9 +60,7 @@ class TokenTable(Model):
             # The posterior does not depend on time there; 1/2 also serves states that cannot occur at t.
             t = torch.full_like(t, 0.5)
         posterior = torch.softmax(self._log_joint(x, t), dim=1)
-        return torch.einsum(
-            "rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(torch.float64)
-        ).log()
+        return torch.einsum("rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(torch.float64)).log()
 
     def log_prob(self, x: Tensor, t: Tensor | float = 0.0) -> Tensor:
         """log p_t(x), exactly."""

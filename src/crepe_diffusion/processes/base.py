@@ -77,7 +77,7 @@ class Process(ABC):
     is_discrete: ClassVar[bool] = False
     """Whether states are integers."""
 
-    def check_times(self, times: Tensor) -> None:
+    def check_times(self, times: Tensor) -> None:  # noqa: B027 - most processes take any ladder
         """Refuse a ladder on which this process is not defined."""
 
     @property
@@ -90,15 +90,11 @@ class Process(ABC):
         """Draws from the law at the noise end, one per row of `like`."""
 
     @abstractmethod
-    def steer(
-        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
-    ) -> Tensor:
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
         """Where the proposal wants to go from x: a score, or log-probabilities of tokens."""
 
     @abstractmethod
-    def walk(
-        self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law
-    ) -> Tensor:
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
         """Draw the other end of a step from the proposal: x_t where `up`, x_s elsewhere; s = t stays put."""
 
     @abstractmethod

@@ -41,17 +41,13 @@ class Discrete(Process):
 
     def check_times(self, times: Tensor) -> None:
         if float(times[-1]) > 1:
-            raise InputError(
-                f"a discrete ladder ends at t = 1 (survival 0) or below, got {float(times[-1]):g}"
-            )
+            raise InputError(f"a discrete ladder ends at t = 1 (survival 0) or below, got {float(times[-1]):g}")
 
     def __post_init__(self) -> None:
         if int(self.vocab_size) != self.vocab_size or self.vocab_size < 2:
             raise InputError(f"vocab_size must be an integer of at least 2, got {self.vocab_size!r}")
         if self.prompt is not None and int(self.prompt.max()) >= self.vocab_size:
-            raise InputError(
-                f"prompt holds token {int(self.prompt.max())}, but vocab_size is {self.vocab_size}"
-            )
+            raise InputError(f"prompt holds token {int(self.prompt.max())}, but vocab_size is {self.vocab_size}")
 
     # -- what the two processes differ in ----------------------------------------------------------------
 
@@ -77,9 +73,7 @@ class Discrete(Process):
         """Concrete scores: log p_t(x with position i set to v) / p_t(x), for each v that one jump can reach."""
 
     @abstractmethod
-    def local_move(
-        self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Propose one token change: the new state, the position, and the token that one end has and the other lacks."""
 
     @abstractmethod
@@ -101,15 +95,11 @@ class Discrete(Process):
             return x
         return torch.where(self.free(x), x, self.prompt.to(x.device).expand_as(x))
 
-    def steer(
-        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
-    ) -> Tensor:
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
         """Tokens from the normalised product `prod_j p_j^{c'_j}`."""
         return torch.log_softmax(_combined(predictions, law.steering), dim=-1)
 
-    def walk(
-        self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law
-    ) -> Tensor:
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
         log_probs = torch.where(
             rows_like(up, x)[..., None],
             self.noising(x, s, t),
@@ -224,9 +214,7 @@ class Masked(Discrete):
         score = torch.cat([score, torch.full_like(score[..., :1], LOG_ZERO)], dim=-1)
         return torch.where((x == self.mask)[..., None], score, torch.full_like(score, LOG_ZERO))
 
-    def local_move(
-        self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """At a random position, mask a token or reveal one from the proposal's own prediction."""
         position = _position(x, self.free(x), stream.at("position"))
         flat = x.flatten(1)
@@ -243,7 +231,7 @@ class Masked(Discrete):
     def local_log_ratios(
         self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Both directions read the prediction of the end that is masked there: `p_t(v) / p_t(mask) = p(v) a / (1 - a)`."""
+        """`p_t(v) / p_t(mask) = p(v) a / (1 - a)`, read off the prediction of the end that is masked there."""
         reveals = x.flatten(1).gather(1, position[:, None])[:, 0] == self.mask
         odds = ((1 - t) / t).log()
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
@@ -254,10 +242,7 @@ class Masked(Discrete):
 
         sign = torch.where(reveals, 1.0, -1.0).to(torch.float64)
         models = torch.stack(
-            [
-                sign * (log_p_token(a, b) + odds)
-                for a, b in zip(at_x.predictions, at_y.predictions, strict=True)
-            ]
+            [sign * (log_p_token(a, b) + odds) for a, b in zip(at_x.predictions, at_y.predictions, strict=True)]
         )
         return models, sign * log_p_token(at_x.steer, at_y.steer)
 
@@ -306,9 +291,7 @@ class Uniform(Discrete):
         score = self._log_marginal(self._log_w(x, log_p, t), t, x)
         return torch.where(one_hot(x, self.vocab_size).bool(), LOG_ZERO, score)
 
-    def local_move(
-        self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """At a random position, another token, uniformly."""
         position = _position(x, self.free(x), stream.at("position"))
         flat = x.flatten(1)
@@ -360,9 +343,7 @@ class Euler(Discrete):
     def known(self, x: Tensor, t: Tensor) -> Tensor:
         return self.base.known(x, t)
 
-    def steer(
-        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
-    ) -> Tensor:
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
         """log prod_j score_j^{c'_j}, over the states that one jump can reach."""
         t = t.clamp(max=1 - 1e-6)
         scores = tuple(self.base.log_concrete(x, p.to(torch.float64), t) for p in predictions)
@@ -405,9 +386,7 @@ class Euler(Discrete):
     def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         return self.base.log_concrete(x, log_p, t)
 
-    def local_move(
-        self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
 
     def local_log_ratios(

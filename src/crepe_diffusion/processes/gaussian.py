@@ -122,9 +122,7 @@ class GaussianProcess(Process):
     def _scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor) -> Tensor:
         """Centred noise of the given variance, (rows, 1) or (rows, coordinates), inside the subspace."""
         n = math.prod(like.shape[1:]) if self.basis is None else len(self.basis)
-        z = stream.normal((len(like), n), dtype=like.dtype, device=like.device).mul_(
-            variance.sqrt().to(like.dtype)
-        )
+        z = stream.normal((len(like), n), dtype=like.dtype, device=like.device).mul_(variance.sqrt().to(like.dtype))
         z = self._out(z, like)
         return self.project(z) if self.zero_mean is not None else z
 
@@ -150,9 +148,7 @@ class GaussianProcess(Process):
         """Added to every log-ratio; zero unless a reference process is used."""
         return None
 
-    def steer(
-        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
-    ) -> Tensor:
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
         """`S = sum_j c'_j score_j + guidance`."""
         total = sum(law.steering)
         mixed = predictions[0] * law.steering[0]
@@ -161,9 +157,7 @@ class GaussianProcess(Process):
         s = mixed.sub_(x, alpha=total).div_(rows_like(t * t, x).to(x.dtype))
         return s if guidance is None else s.add_(guidance)
 
-    def walk(
-        self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law
-    ) -> Tensor:
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
         """One draw serves both directions: only the gain and the variance differ between rows."""
         rises = up[:, None]
         gain = torch.where(rises, law.k_up * self._up(s, t), law.k_down * self._down(s, t))
@@ -243,13 +237,9 @@ class Gaussian(GaussianProcess):
         super().__post_init__()
         if isinstance(self.variance, str):
             if self.variance not in ("fisher", "fisher-diagonal"):
-                raise InputError(
-                    f'variance must be "fisher", "fisher-diagonal" or a scale rho, got {self.variance!r}'
-                )
+                raise InputError(f'variance must be "fisher", "fisher-diagonal" or a scale rho, got {self.variance!r}')
             if self.variance == "fisher-diagonal" and self.zero_mean is not None:
-                raise InputError(
-                    "a diagonal variance on a zero-mean subspace needs a basis of it, not zero_mean"
-                )
+                raise InputError("a diagonal variance on a zero-mean subspace needs a basis of it, not zero_mean")
         else:
             object.__setattr__(self, "information", GaussianData(float(self.variance)))
 
@@ -271,9 +261,7 @@ class Gaussian(GaussianProcess):
 
     def _scaled(self, t: Tensor, n_models: int) -> Tensor:
         if self.information is None:
-            raise InputError(
-                "the Fisher variance has not been measured yet: samplers do so, or call fit_information"
-            )
+            raise InputError("the Fisher variance has not been measured yet: samplers do so, or call fit_information")
         return self.information.scaled(t).expand(n_models, -1, -1)
 
     def _up(self, s: Tensor, t: Tensor) -> Tensor:

@@ -47,14 +47,10 @@ class Oracle(Process):
     def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
         return self.base.noise(stream, like, t, law)
 
-    def steer(
-        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law
-    ) -> Tensor:
+    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
         return self.base.steer(x, t, predictions, guidance, law)
 
-    def walk(
-        self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law
-    ) -> Tensor:
+    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
         return self.base.walk(x, view, s, t, up, stream, law)
 
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:

@@ -22,7 +22,7 @@ from crepe_diffusion.models import Model
 from crepe_diffusion.paths import walk
 from crepe_diffusion.processes import Process, View
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers.setup import finish, prepare
+from crepe_diffusion.samplers.setup import Settings, finish, prepare
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Counts, Proposal, Target
 
@@ -107,13 +107,10 @@ class ReplicaExchange:
         self.stream = Stream(seed)
         self.n_chains = int(n_chains)
         self.explorer, self.accept = explorer, accept
-        options = {"micro_batch": micro_batch, "nonfinite": nonfinite, "fit_samples": fit_samples}
-        self.evaluate = prepare(
-            target, levels, process, proposal or Proposal(), self.stream.at("setup"), **options
-        )  # type: ignore[arg-type]
+        self.settings = Settings(proposal or Proposal(), micro_batch, nonfinite, fit_samples)
+        self.evaluate = prepare(target, levels, process, self.settings, self.stream.at("setup"))
         if explorer is not None:
             explorer.check(self.evaluate)
-        self._options = options
         self.iteration = 0
         self.state = self._initial()
         self.diagnostics = Diagnostics(self.state.level)
@@ -192,9 +189,7 @@ class ReplicaExchange:
     @ladder.setter
     def ladder(self, levels: Ladder) -> None:
         if levels.n_levels != self.ladder.n_levels:
-            raise InputError(
-                f"{levels.n_levels} levels for {self.ladder.n_levels} replicas: start a new chain instead"
-            )
+            raise InputError(f"{levels.n_levels} levels for {self.ladder.n_levels} replicas: start a new chain instead")
         self._prepare(self.target, levels, self.evaluate.process)
 
     def adapt(self) -> Ladder:
@@ -212,14 +207,13 @@ class ReplicaExchange:
         self.diagnostics.trips.phase, self.diagnostics.trips.born = trips.phase, trips.born
 
     def _prepare(self, target: Target, levels: Ladder, process: Process | None) -> None:
-        self.evaluate = prepare(
-            target, levels, process, self.evaluate.proposal, self.stream.at(self.iteration, "setup"),
-            counts=self.evaluate.counts, **self._options,  # type: ignore[arg-type]
-        )  # fmt: skip
+        """All or nothing: if the new target cannot be evaluated, the chain goes on with the old one."""
+        stream = self.stream.at(self.iteration, "setup")
+        evaluate = prepare(target, levels, process, self.settings, stream, self.evaluate.counts)
         if self.explorer is not None:
-            self.explorer.check(self.evaluate)
-        t = levels.levels[self.state.level.flatten()]
-        self.state = State(self.state.x, self.evaluate(self.state.x, t), self.state.level)
+            self.explorer.check(evaluate)
+        view = evaluate(self.state.x, levels.levels[self.state.level.flatten()])
+        self.evaluate, self.state = evaluate, State(self.state.x, view, self.state.level)
         self.restart_diagnostics()
 
     def _initial(self) -> State:
@@ -249,9 +243,7 @@ def equal_rejection(ladder: Ladder, diagnostics: Diagnostics, n_levels: int | No
     """
     rejection = (1 - diagnostics.acceptance()).clamp(min=1e-3)
     if not torch.isfinite(rejection).all():
-        raise InputError(
-            "no acceptance has been recorded yet: run some iterations before adapting the ladder"
-        )
+        raise InputError("no acceptance has been recorded yet: run some iterations before adapting the ladder")
     cumulative = torch.cat([torch.zeros(1, dtype=torch.float64), rejection.cumsum(0)])
     wanted = torch.linspace(0, float(cumulative[-1]), n_levels or ladder.n_levels, dtype=torch.float64)
     high = torch.searchsorted(cumulative, wanted).clamp(1, len(cumulative) - 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,19 +16,25 @@ from crepe_diffusion.random import Stream
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Counts, Evaluator, Proposal, Target
 
-__all__ = ["finish", "fit_information", "prepare"]
+__all__ = ["Settings", "finish", "fit_information", "prepare"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all samplers share: the proposal, the memory limit, what to do about NaNs, the size of the fit."""
+
+    proposal: Proposal
+    micro_batch: int | None = None
+    nonfinite: str = "raise"
+    fit_samples: int = 256
 
 
 def prepare(
     target: Target | Model,
     ladder: Ladder,
     process: Process | None,
-    proposal: Proposal,
+    settings: Settings,
     stream: Stream,
-    *,
-    micro_batch: int | None,
-    nonfinite: str,
-    fit_samples: int,
     counts: Counts | None = None,
 ) -> Evaluator:
     """An evaluator whose process is ready to be used; bad input is refused here, before anything long starts."""
@@ -36,23 +44,26 @@ def prepare(
         raise InputError(f"the target must be a model or a product of models, got {target!r}")
     if not isinstance(ladder, Ladder):
         raise InputError(f"levels must be a Ladder, such as ladder.karras(51), got {ladder!r}")
-    process = process or target.models[0].process()
-    options = {"micro_batch": micro_batch, "nonfinite": nonfinite, "counts": counts}
-    evaluate = Evaluator(target, ladder, process, proposal, **options)  # type: ignore[arg-type]
-    if process.needs_fit():
-        # A look at two rows first: a model or reward of the wrong shape should fail now, not after the fit.
-        probe = Gaussian(variance=0.0)
-        checker = Evaluator(target, ladder, probe, proposal, micro_batch=micro_batch, counts=evaluate.counts)
-        top = ladder.times[-1:].expand(2)
-        checker(
-            stream.at("probe").normal(tuple(checker.empty(2).shape)).to(target.models[0].dtype) * top[0], top
+    process, counts = process or target.models[0].process(), counts or Counts()
+
+    def evaluator(process: Process) -> Evaluator:
+        return Evaluator(
+            target,
+            ladder,
+            process,
+            settings.proposal,
+            micro_batch=settings.micro_batch,
+            nonfinite=settings.nonfinite,
+            counts=counts,
         )
-        table = fit_information(
-            target, ladder, process, fit_samples, stream.at("fit"), micro_batch, evaluate.counts
-        )
-        process = process.fitted(table)
-        evaluate = Evaluator(target, ladder, process, proposal, **{**options, "counts": evaluate.counts})  # type: ignore[arg-type]
-    return evaluate
+
+    evaluate = evaluator(process)
+    if not process.needs_fit():
+        return evaluate
+    # A look at two rows first: a model or reward of the wrong shape should fail now, not after the fit.
+    evaluator(Gaussian(variance=0.0))(evaluate.empty(2), ladder.times[-1:].expand(2))
+    table = fit_information(target, ladder, process, settings.fit_samples, stream, settings.micro_batch, counts)
+    return evaluator(process.fitted(table))
 
 
 def fit_information(
@@ -88,9 +99,7 @@ def fit_information(
             t = times[i].expand(n_samples)
             view = evaluate(x, t)
             score = base._in(base.project(view.steer)).to(torch.float64)
-            information = (
-                score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
-            )
+            information = score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
             values.append((times[i] ** 2 * information).clamp(0, 1))
             if i == len(times) - 1:
                 means.append(base._in(base.project(view.predictions[0])).to(torch.float64).mean(0))

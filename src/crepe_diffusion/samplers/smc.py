@@ -25,7 +25,7 @@ from crepe_diffusion.processes import Process, View
 from crepe_diffusion.processes.base import check_choice, rows_like
 from crepe_diffusion.processes.gaussian import GaussianProcess, score_of
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers.setup import finish, prepare
+from crepe_diffusion.samplers.setup import Settings, finish, prepare
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Counts, Evaluator, Proposal, Target
 
@@ -104,14 +104,10 @@ class SMC:
             proposal = replace(proposal, k="paper", guidance="gradient")
         if weights == "fk-steering":
             proposal = replace(proposal, k="paper", guidance="none")
-        self.evaluate = prepare(
-            target, levels, process, proposal, self.stream.at("setup"),
-            micro_batch=micro_batch, nonfinite=nonfinite, fit_samples=fit_samples,
-        )  # fmt: skip
+        settings = Settings(proposal, micro_batch, nonfinite, fit_samples)
+        self.evaluate = prepare(target, levels, process, settings, self.stream.at("setup"))
         if weights == "discrete-cfg" and not self.evaluate.process.is_discrete:
-            raise InputError(
-                'weights="discrete-cfg" needs discrete models; "fkc" or "rne" serve Gaussian ones'
-            )
+            raise InputError('weights="discrete-cfg" needs discrete models; "fkc" or "rne" serve Gaussian ones')
         if weights.startswith("fkc"):
             self._corrector = FeynmanKac(self.evaluate, cooled=weights == "fkc-noise")
 
@@ -146,9 +142,7 @@ class SMC:
                 x, view = x[index], view.rows(index)
         ess = 1 / (2 * log_w).exp().sum(1)
         x = finish(evaluate, x, self.stream.at("finish"))
-        return Particles(
-            x.reshape(b, n, *x.shape[1:]), log_w, log_z, ess, n_resamplings, evaluate.counts.copy()
-        )
+        return Particles(x.reshape(b, n, *x.shape[1:]), log_w, log_z, ess, n_resamplings, evaluate.counts.copy())
 
     def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Row indices, new normalised log-weights, and which batches were resampled; the others keep their weights."""
@@ -179,10 +173,8 @@ class Guidance:
         fit_samples: int = 256,
     ):
         self.stream = Stream(seed)
-        self.evaluate = prepare(
-            target, levels, process, proposal or Proposal(), self.stream.at("setup"),
-            micro_batch=micro_batch, nonfinite="raise", fit_samples=fit_samples,
-        )  # fmt: skip
+        settings = Settings(proposal or Proposal(), micro_batch, fit_samples=fit_samples)
+        self.evaluate = prepare(target, levels, process, settings, self.stream.at("setup"))
 
     def sample(self, n: int) -> Tensor:
         """`n` draws, (n, *event)."""
@@ -198,7 +190,7 @@ class Guidance:
 
 
 class FeynmanKac:
-    """Weights of Feynman-Kac correctors (Skreta et al. 2025) in the clock `u = -sigma^2`, for any exponents and rewards.
+    """Feynman-Kac correctors (Skreta et al. 2025) in the clock `u = -sigma^2`, for any exponents and rewards.
 
     With `S = sum_j c_j score_j`, the particle follows `S + grad r / 2` and its log-weight grows by
 
@@ -212,9 +204,7 @@ class FeynmanKac:
         if not isinstance(process, GaussianProcess):
             raise InputError("Feynman-Kac correctors are for Gaussian diffusions")
         if not evaluate.has_gradients:
-            raise InputError(
-                'Feynman-Kac correctors need rewards with guidance="gradient"; use "fk-steering" without'
-            )
+            raise InputError('Feynman-Kac correctors need rewards with guidance="gradient"; use "fk-steering" without')
         if evaluate.law.steering != evaluate.law.exponents:
             raise InputError(
                 "Feynman-Kac correctors follow the target's own score: leave the proposal's exponents unset"

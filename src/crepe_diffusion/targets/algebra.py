@@ -81,9 +81,7 @@ class Target:
         if len(shapes) != 1:
             raise InputError(f"models of one target must share their event shape, got {sorted(shapes)}")
         if len({m.dtype for m in self.models}) != 1:
-            raise InputError(
-                f"models of one target must share their dtype, got {[str(m.dtype) for m in self.models]}"
-            )
+            raise InputError(f"models of one target must share their dtype, got {[str(m.dtype) for m in self.models]}")
         names = [r.name for r in self.rewards]
         if len(set(names)) != len(names):
             raise InputError(f"reward terms need different names, got {names}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -53,9 +52,7 @@ class Proposal:
         if len(steering) != len(c):
             raise InputError(f"the proposal has {len(steering)} exponents for {len(c)} models: {steering}")
         if isinstance(self.k, str):
-            k_up, k_down = (
-                (0.0, 1.0) if self.k == "paper" else ((total - 1) / (2 * total), (total + 1) / (2 * total))
-            )
+            k_up, k_down = (0.0, 1.0) if self.k == "paper" else ((total - 1) / (2 * total), (total + 1) / (2 * total))
         else:
             k_up, k_down = self.k
         return Law(c, steering, k_up, k_down)
@@ -177,13 +174,9 @@ class Evaluator:
     def _check_prediction(self, prediction: Tensor, x: Tensor, j: int) -> None:
         if not self.process.is_discrete:
             if prediction.dtype != x.dtype:
-                raise InputError(
-                    f"model {j} returned {prediction.dtype} for a state of {x.dtype}; both must be equal"
-                )
+                raise InputError(f"model {j} returned {prediction.dtype} for a state of {x.dtype}; both must be equal")
             if prediction.shape != x.shape:
-                raise InputError(
-                    f"model {j} returned shape {tuple(prediction.shape)} for states {tuple(x.shape)}"
-                )
+                raise InputError(f"model {j} returned shape {tuple(prediction.shape)} for states {tuple(x.shape)}")
         elif prediction.shape[:-1] != x.shape or not prediction.dtype.is_floating_point:
             raise InputError(
                 f"model {j} returned {prediction.dtype} of shape {tuple(prediction.shape)};"
@@ -209,9 +202,7 @@ class Evaluator:
         r = term.function(seen)
         if not isinstance(r, Tensor) or r.shape != (len(seen),):
             got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
-            raise InputError(
-                f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}"
-            )
+            raise InputError(f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}")
         self.counts.rewards += len(seen)
         return term.scale * term.anneal(progress) * r.to(torch.float64)
 
@@ -239,15 +230,11 @@ class Evaluator:
         bad = value.isnan() | (value == torch.inf)
         for z in suspects:
             # A row sum is finite unless an entry is not; log-probabilities of -inf are legal.
-            total = (
-                z.flatten(1).sum(1) if not self.process.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
-            )
+            total = z.flatten(1).sum(1) if not self.process.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
             bad = bad | ~total.isfinite()
         if not bad.any():
             return predictions, value, guidance
-        levels = torch.searchsorted(self.ladder.levels.to(t), t[bad].contiguous()).clamp(
-            max=self.ladder.n_levels - 1
-        )
+        levels = torch.searchsorted(self.ladder.levels.to(t), t[bad].contiguous()).clamp(max=self.ladder.n_levels - 1)
         self.counts.nonfinite.update(levels.tolist())
         if self.nonfinite == "raise":
             first = float(t[bad][0])
