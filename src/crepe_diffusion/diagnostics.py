@@ -91,6 +91,13 @@ class RoundTrips:
         self.phase = torch.where(at_top, 1, torch.where(at_bottom & (self.phase == 1), 2, self.phase))
         self.born = torch.where(at_top, iteration, self.born)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name).clone() for name in ("n_trips", "n_restarts", "born", "phase")}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name in ("n_trips", "n_restarts", "born", "phase"):
+            setattr(self, name, state[name].clone())
+
 
 class Diagnostics:
     """Everything that a chain's communication tells; `record` it once an iteration, ask at any time."""
@@ -146,6 +153,26 @@ class Diagnostics:
             self._down, self._up = torch.cat([self._down, grown]), torch.cat([self._up, grown])
         self._down[row][:, active] = log_work[:, 1:][:, active].to(torch.float32)
         self._up[row][:, active] = log_work[:, :-1][:, active].to(torch.float32)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that was recorded, as tensors."""
+        numbers = (self.n_iterations, self.n_explored, self.capacity, self.stride, self._first)
+        state = {name: getattr(self, name).clone() for name in ("tries", "accepts", "explored", "_down", "_up")}
+        trips = {f"trips.{name}": value for name, value in self.trips.state_dict().items()}
+        return {**state, **trips, "numbers": torch.tensor(numbers)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> Diagnostics:
+        """The diagnostics whose `state_dict` this is; they go on recording as if nothing had happened."""
+        born = state["trips.born"]
+        diagnostics = cls(torch.zeros_like(born))
+        for name in ("tries", "accepts", "explored", "_down", "_up"):
+            setattr(diagnostics, name, state[name].clone())
+        diagnostics.trips.load_state_dict({k: state[f"trips.{k}"] for k in diagnostics.trips.state_dict()})
+        n_iterations, n_explored, capacity, stride, first = state["numbers"].tolist()
+        diagnostics.n_iterations, diagnostics.n_explored = n_iterations, n_explored
+        diagnostics.capacity, diagnostics.stride, diagnostics._first = capacity, stride, first
+        return diagnostics
 
     # -- communication -----------------------------------------------------------------------------------
 

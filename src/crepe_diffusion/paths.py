@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.processes import Law, View
-from crepe_diffusion.processes.base import rows_like
 from crepe_diffusion.random import Stream
 from crepe_diffusion.targets import Evaluator
 
@@ -67,16 +66,7 @@ def walk(
         x_new = process.walk(x, view, s, t, up, stream.at(k), law)
         last = k == n_steps - 1
         view_new = evaluate(x_new, times[index], rewards=last and end_rewards)
-        rises = rows_like(up, x)
-        step_models, step_proposal = process.log_ratios(
-            torch.where(rises, x, x_new),
-            torch.where(rises, x_new, x),
-            view.where(up, view_new),
-            view_new.where(up, view),
-            s,
-            t,
-            law,
-        )
+        step_models, step_proposal = process.step_ratios(x, x_new, view, view_new, s, t, up, law)
         if not last:
             step_models = step_models.where(view_new.reward > -torch.inf, torch.nan)
         models = models + step_models.where(moving, 0.0)

@@ -82,6 +82,15 @@ class Ladder:
         times[0], times[-1] = self.times[0], self.times[-1]
         return replace(self, times=times, substeps=k)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        assert self.origin is not None
+        finish = torch.tensor(self.finish, dtype=torch.float64)
+        return {"times": self.times, "substeps": torch.tensor(self.substeps), "finish": finish, "origin": self.origin}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> Ladder:
+        return cls(state["times"], int(state["substeps"]), tuple(state["finish"].tolist()), state["origin"])
+
 
 def _interpolate(t: Tensor, grid: Tensor) -> Tensor:
     """Fractional index of t in an increasing grid, linear between entries, clamped at the ends."""

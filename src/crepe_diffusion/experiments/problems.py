@@ -75,9 +75,7 @@ class Setting:
         means = torch.tensor(core.means, dtype=torch.float64)
         stds = torch.tensor(core.stds, dtype=torch.float64)
         rest = core.rest_scale * torch.tensor(self.rest, dtype=torch.float64)
-        means = torch.cat(
-            [means, torch.full((len(means), len(rest)), core.rest_mean, dtype=torch.float64)], 1
-        )
+        means = torch.cat([means, torch.full((len(means), len(rest)), core.rest_mean, dtype=torch.float64)], 1)
         stds = torch.cat([stds, rest.expand(len(stds), -1)], 1)
         if self.rotated and not torch.allclose(stds, stds[:1, :1]):
             raise ValueError(f"{self.name}: only isotropic components may be rotated")
@@ -109,15 +107,11 @@ def guidance(p: GaussianMixture, conditional: GaussianMixture, other: GaussianMi
     return guided(conditional, p, 2.0)
 
 
-def tempered_tilting(
-    p: GaussianMixture, conditional: GaussianMixture, other: GaussianMixture, see: See
-) -> Target:
+def tempered_tilting(p: GaussianMixture, conditional: GaussianMixture, other: GaussianMixture, see: See) -> Target:
     return (p**1.5).tilt(lambda x: reward(see(x)), guidance="gradient")
 
 
-def tilted_guided_product(
-    p: GaussianMixture, conditional: GaussianMixture, other: GaussianMixture, see: See
-) -> Target:
+def tilted_guided_product(p: GaussianMixture, conditional: GaussianMixture, other: GaussianMixture, see: See) -> Target:
     return (guided(conditional, p, 1.5) * other).tilt(lambda x: reward(see(x)), guidance="gradient")
 
 
@@ -194,12 +188,8 @@ def log_density(target: Target, x: Tensor, t: float) -> Tensor:
     at = torch.full((len(x),), t, dtype=torch.float64)
     predictions = tuple(m.predict(x, at) for m in target.models)
     expected = Gaussian(variance=0.0).expectation(x, at, predictions, Proposal().law(target))
-    models = sum(
-        c * m.log_prob(x, t).to(torch.float64) for m, c in target.factors if isinstance(m, GaussianMixture)
-    )
-    return models + sum(
-        (r.scale * r.function(expected).to(torch.float64) for r in target.rewards), torch.zeros(len(x))
-    )
+    models = sum(c * m.log_prob(x, t).to(torch.float64) for m, c in target.factors if isinstance(m, GaussianMixture))
+    return models + sum((r.scale * r.function(expected).to(torch.float64) for r in target.rewards), torch.zeros(len(x)))
 
 
 class Problem:
@@ -247,9 +237,7 @@ class Problem:
     def grid(self) -> tuple[Tensor, Tensor]:
         """Points of the core and their probabilities."""
         points = torch.cartesian_prod(*self._axes).reshape(-1, self.setting.n_core)
-        parts = [
-            log_density(self.core_target, part, self.setting.sigma_min) for part in points.split(200_000)
-        ]
+        parts = [log_density(self.core_target, part, self.setting.sigma_min) for part in points.split(200_000)]
         return points, torch.softmax(torch.cat(parts), 0)
 
     @cached_property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.processes import View
-from crepe_diffusion.processes.base import rows_like
+from crepe_diffusion.processes.base import choose
 
 __all__ = ["State"]
 
@@ -51,4 +51,4 @@ class State:
 
     def take(self, chosen: Tensor, x: Tensor, view: View) -> tuple[Tensor, View]:
         """A new point with its own view where chosen, the present ones elsewhere."""
-        return torch.where(rows_like(chosen, x), x, self.x), view.where(chosen, self.view)
+        return choose(chosen, x, self.x), view.where(chosen, self.view)

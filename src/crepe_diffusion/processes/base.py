@@ -18,7 +18,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.random import Stream
 
-__all__ = ["Law", "Process", "View", "check_choice", "rows_like"]
+__all__ = ["Law", "Process", "View", "block_rows", "check_choice", "choose", "rows_like"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,9 @@ class View:
     def where(self, chosen: Tensor, other: View) -> View:
         """Row by row, this view where chosen and the other elsewhere."""
         return View(
-            tuple(
-                torch.where(rows_like(chosen, p), p, q)
-                for p, q in zip(self.predictions, other.predictions, strict=True)
-            ),
-            torch.where(rows_like(chosen, self.steer), self.steer, other.steer),
-            torch.where(chosen, self.reward, other.reward),
+            tuple(choose(chosen, p, q) for p, q in zip(self.predictions, other.predictions, strict=True)),
+            choose(chosen, self.steer, other.steer),
+            choose(chosen, self.reward, other.reward),
         )
 
     def rows(self, index: Any) -> View:
@@ -69,6 +66,12 @@ class View:
 def rows_like(values: Tensor, x: Tensor) -> Tensor:
     """One value a row, shaped to broadcast against x."""
     return values.reshape(values.shape + (1,) * (x.ndim - values.ndim))
+
+
+def choose(chosen: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Rows of a where chosen, rows of b elsewhere; copies whole rows, which `torch.where` does not."""
+    index = chosen.nonzero()[:, 0]
+    return b.clone().index_copy_(0, index, a.index_select(0, index))
 
 
 class Process(ABC):
@@ -101,7 +104,23 @@ class Process(ABC):
     def log_ratios(
         self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
     ) -> tuple[Tensor, Tensor]:
-        """`L_j` as (models, rows) and `L_Q` as (rows,), summed over the event."""
+        """`L_j` as (models, rows) and `L_Q` as (rows,), summed over the event; `at_s` may come without predictions."""
+
+    def step_ratios(
+        self, x: Tensor, x_new: Tensor, view: View, view_new: View, s: Tensor, t: Tensor, up: Tensor, law: Law
+    ) -> tuple[Tensor, Tensor]:
+        """`log_ratios` of a step from x to x_new, which rose where `up` and fell elsewhere."""
+        models = torch.empty(len(view.predictions), len(x), dtype=torch.float64, device=x.device)
+        proposal = torch.empty(len(x), dtype=torch.float64, device=x.device)
+        for rising in (True, False):
+            clean, noisy = ((x, view), (x_new, view_new)) if rising else ((x_new, view_new), (x, view))
+            chosen = (up == rising).nonzero()[:, 0]
+            for rows in chosen.split(block_rows(view.steer)) if len(chosen) else ():
+                at_s = View((), clean[1].steer[rows], clean[1].reward[rows])
+                models[:, rows], proposal[rows] = self.log_ratios(
+                    clean[0][rows], noisy[0][rows], at_s, noisy[1].rows(rows), s[rows], t[rows], law
+                )
+        return models, proposal
 
     @abstractmethod
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
@@ -118,6 +137,11 @@ class Process(ABC):
     def fitted(self, table: Any) -> Process:
         """The same process with measured information; only where `needs_fit`."""
         return self
+
+
+def block_rows(x: Tensor) -> int:
+    """How many rows to treat at once so that the temporaries stay in the processor's cache."""
+    return max(1, 2**17 // max(1, x[0].numel()))
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

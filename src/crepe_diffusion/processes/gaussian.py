@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.processes.base import Law, Process, View, rows_like
+from crepe_diffusion.processes.base import Law, Process, View, block_rows, rows_like
 from crepe_diffusion.random import Stream
 
 __all__ = ["EulerMaruyama", "FisherTable", "Gaussian", "GaussianData", "GaussianProcess", "score_of"]
@@ -65,6 +65,9 @@ class FisherTable:
         weight = ((x - grid[high - 1]) / (grid[high] - grid[high - 1])).clamp(0, 1)
         values = self.values.to(t)
         return torch.lerp(values[:, high - 1], values[:, high], weight[None, :, None])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"times": self.times, "values": self.values, "mean": self.mean}
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,11 @@ class GaussianProcess(Process):
     def _out(self, flat: Tensor, like: Tensor) -> Tensor:
         return (flat if self.basis is None else flat @ self.basis.to(flat)).reshape(like.shape)
 
-    def _scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor) -> Tensor:
+    def _scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor, first_row: int = 0) -> Tensor:
         """Centred noise of the given variance, (rows, 1) or (rows, coordinates), inside the subspace."""
         n = math.prod(like.shape[1:]) if self.basis is None else len(self.basis)
-        z = stream.normal((len(like), n), dtype=like.dtype, device=like.device).mul_(variance.sqrt().to(like.dtype))
-        z = self._out(z, like)
+        z = stream.normal((len(like), n), first_row=first_row, dtype=like.dtype, device=like.device)
+        z = self._out(z.mul_(variance.sqrt().to(like.dtype)), like)
         return self.project(z) if self.zero_mean is not None else z
 
     # -- the kernels -------------------------------------------------------------------------------------
@@ -151,19 +154,25 @@ class GaussianProcess(Process):
     def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
         """`S = sum_j c'_j score_j + guidance`."""
         total = sum(law.steering)
-        mixed = predictions[0] * law.steering[0]
-        for c, prediction in zip(law.steering[1:], predictions[1:], strict=True):
+        first, *others = predictions
+        mixed = first - x if law.steering == (1.0,) else (first * law.steering[0]).sub_(x, alpha=total)
+        for c, prediction in zip(law.steering[1:], others, strict=True):
             mixed = mixed.add_(prediction, alpha=c)
-        s = mixed.sub_(x, alpha=total).div_(rows_like(t * t, x).to(x.dtype))
+        s = mixed.mul_(rows_like(1 / (t * t), x).to(x.dtype))
         return s if guidance is None else s.add_(guidance)
 
     def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
         """One draw serves both directions: only the gain and the variance differ between rows."""
-        rises = up[:, None]
-        gain = torch.where(rises, law.k_up * self._up(s, t), law.k_down * self._down(s, t))
-        variance = torch.where(rises, self._up(s, t), self._proposal_variance(s, t, law))
-        noise = self._scaled_noise(stream, x, variance)
-        return noise.add_(x).addcmul_(rows_like(gain[:, 0], x).to(x.dtype), self.project(view.steer))
+        out = torch.empty_like(x)
+        size = block_rows(x)
+        for rows in (slice(i, i + size) for i in range(0, len(x), size)):
+            s_, t_, rises = s[rows], t[rows], up[rows, None]
+            gain = torch.where(rises, law.k_up * self._up(s_, t_), law.k_down * self._down(s_, t_))
+            variance = torch.where(rises, self._up(s_, t_), self._proposal_variance(s_, t_, law))
+            noise = self._scaled_noise(stream, x[rows], variance, rows.start)
+            push = rows_like(gain[:, 0], x).to(x.dtype)
+            torch.add(noise.addcmul_(push, self.project(view.steer[rows])), x[rows], out=out[rows])
+        return out
 
     def log_ratios(
         self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law

@@ -20,7 +20,7 @@ from crepe_diffusion.kernels import Explorer, State, Swaps, metropolis, swap
 from crepe_diffusion.kernels.swap import Accept
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import walk
-from crepe_diffusion.processes import Process, View
+from crepe_diffusion.processes import FisherTable, Gaussian, Process, View
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.setup import Settings, finish, prepare
 from crepe_diffusion.schedules import Ladder
@@ -75,7 +75,8 @@ class ReplicaExchange:
     - `process`: kernels other than the model's own default; `proposal`: how replicas walk;
     - `explorer`: `Bounce()`, `Langevin()`, `Metropolis()` or None; `accept`: the rule for swaps;
     - `micro_batch`: the most network rows in one call; `nonfinite`: `"raise"` or `"reject"`;
-    - `fit_samples`: samples for the Fisher variance, where the process asks for it.
+    - `fit_samples`: samples for the Fisher variance, where the process asks for it;
+    - `start`: the `snapshot()` of a chain to go on from, bit for bit. Its ladder replaces `levels`.
 
     Per iteration and chain: `(M + 1) * K` rows of each network, one call per sub-step, plus the explorer's.
 
@@ -101,6 +102,7 @@ class ReplicaExchange:
         micro_batch: int | None = None,
         nonfinite: str = "raise",
         fit_samples: int = 256,
+        start: dict[str, Tensor] | None = None,
     ):
         if int(n_chains) != n_chains or n_chains < 1:
             raise InputError(f"n_chains must be a positive integer, got {n_chains!r}")
@@ -108,6 +110,9 @@ class ReplicaExchange:
         self.n_chains = int(n_chains)
         self.explorer, self.accept = explorer, accept
         self.settings = Settings(proposal or Proposal(), micro_batch, nonfinite, fit_samples)
+        if start is not None:
+            self._restore(target, process, start)
+            return
         self.evaluate = prepare(target, levels, process, self.settings, self.stream.at("setup"))
         if explorer is not None:
             explorer.check(self.evaluate)
@@ -205,6 +210,56 @@ class ReplicaExchange:
         trips = self.diagnostics.trips
         self.diagnostics = Diagnostics(self.state.level)
         self.diagnostics.trips.phase, self.diagnostics.trips.born = trips.phase, trips.born
+
+    # -- stopping and going on ---------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that the next iterations depend on besides target, settings and seed, as tensors that may be kept.
+
+        Predictions are part of it: a network's last bits may depend on the batch, so they are not evaluated again.
+        """
+        view, process = self.state.view, self.evaluate.process.kernels
+        tensors = {"x": self.state.x, "level": self.state.level, "iteration": torch.tensor(self.iteration)}
+        tensors |= {f"view.prediction.{j}": p for j, p in enumerate(view.predictions)}
+        tensors |= {"view.steer": view.steer, "view.reward": view.reward}
+        parts = {
+            "ladder": self.ladder.state_dict(),
+            "diagnostics": self.diagnostics.state_dict(),
+            "counts": self.evaluate.counts.state_dict(),
+            "setup": self.setup_evaluations.state_dict(),
+        }
+        if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
+            parts["fisher"] = process.information.state_dict()
+        tensors |= {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
+        return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+
+    def _restore(self, target: Target | Model, process: Process | None, start: dict[str, Tensor]) -> None:
+        def part(name: str) -> dict[str, Tensor]:
+            return {key[len(name) + 1 :]: value for key, value in start.items() if key.startswith(name + ".")}
+
+        if isinstance(target, Model):
+            target = target.as_target()
+        if not isinstance(target, Target):
+            raise InputError(f"the target must be a model or a product of models, got {target!r}")
+        process = process or target.models[0].process()
+        if process.needs_fit() and "fisher.times" in start:
+            process = process.fitted(FisherTable(**part("fisher")))
+        levels, counts = Ladder.from_state_dict(part("ladder")), Counts.from_state_dict(part("counts"))
+        self.evaluate = prepare(target, levels, process, self.settings, self.stream.at("setup"), counts)
+        if self.explorer is not None:
+            self.explorer.check(self.evaluate)
+        level, x = start["level"].clone(), start["x"].clone()
+        event, predictions = target.models[0].event_shape, part("view.prediction")
+        if x.shape != (level.numel(), *event) or len(level) != self.n_chains or len(predictions) != len(target.models):
+            raise InputError(
+                f"the snapshot holds {len(level)} chains of {len(predictions)} models on events {tuple(x.shape[1:])},"
+                f" but {self.n_chains} chains of {len(target.models)} models on events {event} are asked for"
+            )
+        views = tuple(predictions[str(j)].clone() for j in range(len(predictions)))
+        self.state = State(x, View(views, start["view.steer"].clone(), start["view.reward"].clone()), level)
+        self.iteration = int(start["iteration"])
+        self.diagnostics = Diagnostics.from_state_dict(part("diagnostics"))
+        self.setup_evaluations = Counts.from_state_dict(part("setup"))
 
     def _prepare(self, target: Target, levels: Ladder, process: Process | None) -> None:
         """All or nothing: if the new target cannot be evaluated, the chain goes on with the old one."""

@@ -60,7 +60,8 @@ class Particles:
 
 
 class SMC:
-    """The methods that CREPE is compared with, at exactly counted cost: `M * K + 1` evaluations a particle.
+    """The methods that CREPE is compared with, at exactly counted cost: `M * K + 1` evaluations a particle
+    (Feynman-Kac correctors with a reward: `2 M K + 1`). `log_z` is relative to the noise law without its reward.
 
     >>> from crepe_diffusion.models import GaussianMixture
     >>> from crepe_diffusion.schedules import ladder
@@ -118,8 +119,9 @@ class SMC:
         k = ladder.substeps
         x = evaluate.noise(self.stream.at("noise"), rows)
         view = evaluate(x, ladder.times[-1:].expand(rows))
-        log_w = torch.full((b, n), -math.log(n), dtype=torch.float64)
-        log_z, n_resamplings = torch.zeros(b, dtype=torch.float64), torch.zeros(b, dtype=torch.long)
+        # Particles come from the noise law, which knows no reward: the first weight is that of r_M itself.
+        log_w, log_z = _normalised(view.reward.reshape(b, n) - math.log(n), ladder.n_levels - 1)
+        n_resamplings = torch.zeros(b, dtype=torch.long)
         down = torch.full((rows,), -1)
         for m in range(ladder.n_levels - 1, 0, -1):
             stream = self.stream.at(m)
@@ -128,14 +130,8 @@ class SMC:
             else:
                 path = walk(evaluate, x, view, torch.full((rows,), m * k), down, k, stream.at("walk"))
                 x, view, gained = path.x, path.view, log_work(path, evaluate.law)
-            log_w = log_w + gained.nan_to_num(nan=-math.inf).reshape(b, n)
-            total = log_w.logsumexp(1, keepdim=True)
-            if not torch.isfinite(total).all():
-                bad = int((~torch.isfinite(total)).sum())
-                raise NonFiniteError(
-                    f"all weights of {bad} of {b} batches vanished at level {m - 1}: use more particles"
-                )
-            log_z, log_w = log_z + total[:, 0], log_w - total
+            log_w, total = _normalised(log_w + gained.reshape(b, n), m - 1)
+            log_z = log_z + total
             if m > 1:
                 index, log_w, chosen = self._resampled(log_w, stream.at("resample"))
                 n_resamplings += chosen
@@ -147,7 +143,8 @@ class SMC:
     def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Row indices, new normalised log-weights, and which batches were resampled; the others keep their weights."""
         b, n = log_w.shape
-        chosen = 1 / (2 * log_w).exp().sum(1) <= self.ess_threshold * n
+        # Equal weights have an ESS of n only up to rounding, and a threshold of 1 means always.
+        chosen = 1 / (2 * log_w).exp().sum(1) <= self.ess_threshold * n * (1 + 1e-12)
         stay = torch.arange(n).expand(b, n)
         if self.resampling == "partial":
             index, weights = partial(log_w, self.partial_share, stream)
@@ -232,6 +229,22 @@ class FeynmanKac:
             x = x + rows_like(d[:, 0], x).to(x.dtype) * drift + noise
             view = evaluate(x, s)
         return x, view, gained
+
+
+def _normalised(log_w: Tensor, level: int) -> tuple[Tensor, Tensor]:
+    """Log-weights that sum to one in each batch, and the log of what they summed to before.
+
+    A particle whose weight is no number (its path met a prediction that was not) or that came from where the
+    target is zero has no weight.
+    """
+    log_w = log_w.where(~log_w.isnan(), -math.inf)
+    total = log_w.logsumexp(1)
+    if not torch.isfinite(total).all():
+        bad = int((~torch.isfinite(total)).sum())
+        raise NonFiniteError(
+            f"all weights of {bad} of {len(log_w)} batches vanished at level {level}: use more particles"
+        )
+    return log_w - total[:, None], total
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

@@ -71,6 +71,15 @@ class Counts:
     def copy(self) -> Counts:
         return replace(self, nonfinite=Counter(self.nonfinite))
 
+    def state_dict(self) -> dict[str, Tensor]:
+        bad = sorted(self.nonfinite.items())
+        numbers = (self.rows, self.calls, self.gradient_rows, self.rewards)
+        return {"numbers": torch.tensor(numbers), "nonfinite": torch.tensor(bad, dtype=torch.long).reshape(-1, 2)}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> Counts:
+        return cls(*state["numbers"].tolist(), Counter(dict(state["nonfinite"].tolist())))
+
 
 class Evaluator:
     """Evaluates all models and rewards of a target, in one batch per distinct network."""
