@@ -151,8 +151,10 @@ class Diagnostics:
         if row >= len(self._down):
             grown = torch.full((max(64, len(self._down)), self.n_chains, self.n_pairs), math.nan, dtype=torch.float32)
             self._down, self._up = torch.cat([self._down, grown]), torch.cat([self._up, grown])
-        self._down[row][:, active] = log_work[:, 1:][:, active].to(torch.float32)
-        self._up[row][:, active] = log_work[:, :-1][:, active].to(torch.float32)
+        # A work that is no number was rejected; from here on NaN means that a pair has not met.
+        down, up = log_work[:, 1:][:, active], log_work[:, :-1][:, active]
+        self._down[row][:, active] = down.where(~down.isnan(), -math.inf).to(torch.float32)
+        self._up[row][:, active] = up.where(~up.isnan(), math.inf).to(torch.float32)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that was recorded, as tensors."""
@@ -178,8 +180,7 @@ class Diagnostics:
 
     def works(self) -> tuple[Tensor, Tensor]:
         """Log-works down and up, (entries, chains, pairs), of the entries in which every pair met."""
-        # A rejected proposal may have a work of NaN, so a missing meeting is told by both being NaN at once.
-        complete = ~(self._down.isnan() & self._up.isnan()).all(1).any(1)
+        complete = ~self._down.isnan().any(2).any(1)
         return self._down[complete].to(torch.float64), self._up[complete].to(torch.float64)
 
     def acceptance_series(self) -> Tensor:
@@ -207,8 +208,9 @@ class Diagnostics:
         return mean_of((1 - self.acceptance_series()).sum(-1))
 
     def suggested_levels(self) -> int:
-        """The number of levels at which a pair rejects about half of its swaps: `2 Lambda + 1`."""
-        return max(2, math.ceil(2 * self.barrier().value) + 1)
+        """The number of levels at which a pair rejects about half of its swaps: `2 Lambda + 1`, once it is known."""
+        barrier = self.barrier().value
+        return self.n_levels if math.isnan(barrier) else max(2, math.ceil(2 * barrier) + 1)
 
     def round_trips(self) -> int:
         return int(self.trips.n_trips.sum())
@@ -261,9 +263,9 @@ def mean_of(series: Tensor) -> Estimate:
     """The mean of a series (draws, chains), with the error that its effective sample size allows."""
     if series.numel() < 2:
         return Estimate(math.nan, math.nan)
-    n = ess(series)
-    deviation = float(series.std())
-    return Estimate(float(series.mean()), deviation / math.sqrt(n) if n else 0.0)
+    n, deviation = ess(series), float(series.std())
+    error = deviation / math.sqrt(n) if n else math.nan  # too short a series has no error that could be stated
+    return Estimate(float(series.mean()), error if deviation else 0.0)
 
 
 def _log_mean_exp(w: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.processes import View
-from crepe_diffusion.processes.base import choose
 
 __all__ = ["State"]
 
@@ -50,5 +49,12 @@ class State:
         return values.gather(1, self.level).flatten()
 
     def take(self, chosen: Tensor, x: Tensor, view: View) -> tuple[Tensor, View]:
-        """A new point with its own view where chosen, the present ones elsewhere."""
-        return choose(chosen, x, self.x), view.where(chosen, self.view)
+        """A new point with its own view where chosen, the present ones elsewhere.
+
+        The new tensors are overwritten: a proposal belongs to nobody else, and only rejected rows are copied.
+        """
+        kept = (~chosen).nonzero()[:, 0]
+        news = (x, *view.predictions, view.steer, view.reward)
+        for new, old in zip(news, (self.x, *self.view.predictions, self.view.steer, self.view.reward), strict=True):
+            new.index_copy_(0, kept, old.index_select(0, kept))
+        return x, view

@@ -18,7 +18,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.random import Stream
 
-__all__ = ["Law", "Process", "View", "block_rows", "check_choice", "choose", "rows_like"]
+__all__ = ["Law", "Process", "View", "block_rows", "check_choice", "rows_like"]
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,12 @@ class View:
     steer: Tensor
     reward: Tensor
 
-    def where(self, chosen: Tensor, other: View) -> View:
-        """Row by row, this view where chosen and the other elsewhere."""
+    def rows(self, index: Tensor) -> View:
         return View(
-            tuple(choose(chosen, p, q) for p, q in zip(self.predictions, other.predictions, strict=True)),
-            choose(chosen, self.steer, other.steer),
-            choose(chosen, self.reward, other.reward),
+            tuple(p.index_select(0, index) for p in self.predictions),
+            self.steer.index_select(0, index),
+            self.reward.index_select(0, index),
         )
-
-    def rows(self, index: Any) -> View:
-        return View(tuple(p[index] for p in self.predictions), self.steer[index], self.reward[index])
 
     @staticmethod
     def cat(views: list[View]) -> View:
@@ -66,12 +62,6 @@ class View:
 def rows_like(values: Tensor, x: Tensor) -> Tensor:
     """One value a row, shaped to broadcast against x."""
     return values.reshape(values.shape + (1,) * (x.ndim - values.ndim))
-
-
-def choose(chosen: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Rows of a where chosen, rows of b elsewhere; copies whole rows, which `torch.where` does not."""
-    index = chosen.nonzero()[:, 0]
-    return b.clone().index_copy_(0, index, a.index_select(0, index))
 
 
 class Process(ABC):
@@ -116,9 +106,10 @@ class Process(ABC):
             clean, noisy = ((x, view), (x_new, view_new)) if rising else ((x_new, view_new), (x, view))
             chosen = (up == rising).nonzero()[:, 0]
             for rows in chosen.split(block_rows(view.steer)) if len(chosen) else ():
-                at_s = View((), clean[1].steer[rows], clean[1].reward[rows])
+                at_s = View((), clean[1].steer.index_select(0, rows), clean[1].reward[rows])
+                x_s, x_t = clean[0].index_select(0, rows), noisy[0].index_select(0, rows)
                 models[:, rows], proposal[rows] = self.log_ratios(
-                    clean[0][rows], noisy[0][rows], at_s, noisy[1].rows(rows), s[rows], t[rows], law
+                    x_s, x_t, at_s, noisy[1].rows(rows), s[rows], t[rows], law
                 )
         return models, proposal
 
@@ -141,7 +132,7 @@ class Process(ABC):
 
 def block_rows(x: Tensor) -> int:
     """How many rows to treat at once so that the temporaries stay in the processor's cache."""
-    return max(1, 2**17 // max(1, x[0].numel()))
+    return max(1, 2**18 // max(1, x[0].numel()))
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

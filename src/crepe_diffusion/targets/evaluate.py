@@ -156,7 +156,8 @@ class Evaluator:
                     guidance = torch.autograd.grad(r.sum(), x_in)[0]
                 value = value + r.detach()
                 self.counts.gradient_rows += len(x) * self.network_rows if through else 0
-            predictions = tuple(p.detach() for p in predictions)
+            # Copies, since a network may reuse its output and replicas remember theirs.
+            predictions = tuple(p.detach().clone() for p in predictions)
         with torch.no_grad():
             if free:
                 r, g = self._jacobian_free(free, x, t, predictions, gamma)
