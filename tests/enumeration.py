@@ -23,12 +23,12 @@ class UnwrittenError(Exception):
         self.probabilities = probabilities
 
 
-class Script:
-    """A stream whose draws are known; multiplies up the probability of each chain's draws."""
+class Script(cd.Stream):
+    """A stream whose draws are known beforehand."""
 
     def __init__(self, outcomes: list[Tensor]):
-        self.outcomes = outcomes
-        self.position = 0
+        super().__init__(0)
+        self.__dict__.update(outcomes=outcomes, position=0)
 
     def at(self, *names: object) -> Script:
         return self
@@ -43,7 +43,7 @@ class Script:
     def _draw(self, p: Tensor) -> Tensor:
         if self.position == len(self.outcomes):
             raise UnwrittenError(p)
-        self.position += 1
+        self.__dict__["position"] += 1
         return self.outcomes[self.position - 1].reshape(p.shape[:-1])
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from crepe_diffusion.processes import Law, View
@@ -25,15 +26,15 @@ __all__ = ["Path", "log_work", "walk"]
 class Path:
     """Where a walk of each row ended, and what is needed to judge it."""
 
-    x: Tensor
+    x: Shaped[Tensor, "rows *event"]
     view: View
-    reward_s: Tensor
-    reward_t: Tensor
-    models: Tensor
-    proposal: Tensor
+    reward_s: Float[Tensor, " rows"]
+    reward_t: Float[Tensor, " rows"]
+    models: Float[Tensor, "models rows"]
+    proposal: Float[Tensor, " rows"]
 
 
-def log_work(path: Path, law: Law) -> Tensor:
+def log_work(path: Path, law: Law) -> Float[Tensor, " rows"]:
     """The log-work of each path; the only place where these four terms meet."""
     c = torch.tensor(law.exponents, dtype=torch.float64, device=path.models.device)
     return path.reward_s - path.reward_t + c @ path.models - path.proposal
@@ -41,10 +42,10 @@ def log_work(path: Path, law: Law) -> Tensor:
 
 def walk(
     evaluate: Evaluator,
-    x: Tensor,
+    x: Shaped[Tensor, "rows *event"],
     view: View,
-    index: Tensor,
-    direction: Tensor,
+    index: Int[Tensor, " rows"],
+    direction: Int[Tensor, " rows"],
     n_steps: int,
     stream: Stream,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from crepe_diffusion.processes import View
@@ -19,9 +20,9 @@ class State:
     `x` is (chains * replicas, *event) with the `view` that belongs to it, `level` is (chains, replicas).
     """
 
-    x: Tensor
+    x: Shaped[Tensor, "rows *event"]
     view: View
-    level: Tensor
+    level: Int[Tensor, "chains replicas"]
 
     @property
     def n_chains(self) -> int:

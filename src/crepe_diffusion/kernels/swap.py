@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from crepe_diffusion.kernels.state import State
@@ -23,12 +24,12 @@ __all__ = ["Accept", "Swaps", "directions", "metropolis", "swap"]
 Accept = Callable[[Tensor, Stream], Tensor]
 
 
-def metropolis(log_alpha: Tensor, stream: Stream) -> Tensor:
+def metropolis(log_alpha: Float[Tensor, "*shape"], stream: Stream) -> Bool[Tensor, "*shape"]:
     """Accept with probability min(1, exp(log_alpha)); NaN is never accepted."""
     return stream.bernoulli(log_alpha.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf))
 
 
-def directions(level: Tensor, n: int, n_levels: int) -> Tensor:
+def directions(level: Int[Tensor, "chains levels"], n: int, n_levels: int) -> Int[Tensor, "chains levels"]:
     """Down (-1), up (+1) or no partner (0) for each replica: level m pairs with m - 1 where m = n mod 2.
 
     Alternating parity makes replicas drift through the ladder instead of diffusing (Syed et al. 2022).
@@ -46,9 +47,9 @@ class Swaps:
     `accepted` is (chains, pairs), and `active` (pairs,) says which pairs met at all.
     """
 
-    log_work: Tensor
-    accepted: Tensor
-    active: Tensor
+    log_work: Float[Tensor, "chains levels"]
+    accepted: Bool[Tensor, "chains pairs"]
+    active: Bool[Tensor, " pairs"]
 
 
 def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Accept = metropolis) -> tuple[State, Swaps]:

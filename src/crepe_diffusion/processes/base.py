@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
@@ -39,9 +40,9 @@ class Law:
 class View:
     """What is known of a point at its time: the prediction of each model, where the proposal steers, r_t(x)."""
 
-    predictions: tuple[Tensor, ...]
-    steer: Tensor
-    reward: Tensor
+    predictions: tuple[Shaped[Tensor, "rows ..."], ...]
+    steer: Shaped[Tensor, "rows ..."]
+    reward: Float[Tensor, " rows"]
 
     def rows(self, index: Tensor) -> View:
         return View(

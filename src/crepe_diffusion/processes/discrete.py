@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -99,7 +100,16 @@ class Discrete(Process):
         """Tokens from the normalised product `prod_j p_j^{c'_j}`."""
         return torch.log_softmax(_combined(predictions, law.steering), dim=-1)
 
-    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+    def walk(
+        self,
+        x: Shaped[Tensor, "rows *event"],
+        view: View,
+        s: Float[Tensor, " rows"],
+        t: Float[Tensor, " rows"],
+        up: Bool[Tensor, " rows"],
+        stream: Stream,
+        law: Law,
+    ) -> Shaped[Tensor, "rows *event"]:
         log_probs = torch.where(
             rows_like(up, x)[..., None],
             self.noising(x, s, t),
@@ -110,8 +120,15 @@ class Discrete(Process):
         return stream.categorical(log_probs)
 
     def log_ratios(
-        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        x_s: Shaped[Tensor, "rows *event"],
+        x_t: Shaped[Tensor, "rows *event"],
+        at_s: View,
+        at_t: View,
+        s: Float[Tensor, " rows"],
+        t: Float[Tensor, " rows"],
+        law: Law,
+    ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         free = self.free(x_s)
 
         def total(log_p: Tensor) -> Tensor:
@@ -377,8 +394,15 @@ class Euler(Discrete):
         return _pick(self.denoising(x_t, log_p, s, t), x_s) - _pick(self.noising(x_s, s, t), x_t)
 
     def log_ratios(
-        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        x_s: Shaped[Tensor, "rows *event"],
+        x_t: Shaped[Tensor, "rows *event"],
+        at_s: View,
+        at_t: View,
+        s: Float[Tensor, " rows"],
+        t: Float[Tensor, " rows"],
+        law: Law,
+    ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         clipped = t.clamp(max=1 - 1e-6)
         scores = tuple(self.base.log_concrete(x_t, p.to(torch.float64), clipped) for p in at_t.predictions)
         return super().log_ratios(x_s, x_t, at_s, View(scores, at_t.steer, at_t.reward), s, t, law)

@@ -16,6 +16,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
@@ -161,7 +162,16 @@ class GaussianProcess(Process):
         s = mixed.mul_(rows_like(1 / (t * t), x).to(x.dtype))
         return s if guidance is None else s.add_(guidance)
 
-    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+    def walk(
+        self,
+        x: Shaped[Tensor, "rows *event"],
+        view: View,
+        s: Float[Tensor, " rows"],
+        t: Float[Tensor, " rows"],
+        up: Bool[Tensor, " rows"],
+        stream: Stream,
+        law: Law,
+    ) -> Shaped[Tensor, "rows *event"]:
         """One draw serves both directions: only the gain and the variance differ between rows."""
         out = torch.empty_like(x)
         size = block_rows(x)
@@ -175,8 +185,15 @@ class GaussianProcess(Process):
         return out
 
     def log_ratios(
-        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        x_s: Shaped[Tensor, "rows *event"],
+        x_t: Shaped[Tensor, "rows *event"],
+        at_s: View,
+        at_t: View,
+        s: Float[Tensor, " rows"],
+        t: Float[Tensor, " rows"],
+        law: Law,
+    ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         n = self.dimension(x_s.shape[1:])
         up, down = self._up(s, t), self._down(s, t)
         gap = self._in(self.project(x_t - x_s))

@@ -78,7 +78,8 @@ class Counts:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> Counts:
-        return cls(*state["numbers"].tolist(), Counter(dict(state["nonfinite"].tolist())))
+        rows, calls, gradient_rows, rewards = state["numbers"].tolist()
+        return cls(rows, calls, gradient_rows, rewards, Counter(dict(state["nonfinite"].tolist())))
 
 
 class Evaluator:
