@@ -1,0 +1,378 @@
+"""Discrete diffusions against brute force: posteriors by Bayes' rule over all clean sequences, kernels by their sums.
+
+p_t(x) = sum_{x_0} p(x_0) prod_i q_t(x^i | x_0^i),   q_t(x | x_0) = a [x = x_0] + (1 - a) (mask, or 1 / V)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from checks import assert_frequencies, f64, refuted
+
+import crepe_diffusion as cd
+from crepe_diffusion.processes import Euler, Law, Masked, Uniform, View
+from crepe_diffusion.random import Stream
+
+STREAM = Stream(5)
+V = 3
+KINDS = ("masked", "uniform")
+PLAIN = Law((1.0,), (1.0,), k_up=0.0, k_down=1.0)
+JOINT = STREAM.at("joint").uniform((1, V, V, V))[0] ** 3  # far from independent
+SINGLE = [f64([0.2, 0.7, 0.1]), f64([0.55, 0.05, 0.4]), f64([0.3, 0.3, 0.4])]
+PRODUCT = torch.einsum("i,j,k->ijk", *SINGLE)
+
+
+def table(p, kind, prompt=None):
+    return cd.models.TokenTable(p, kind, prompt=prompt)
+
+
+def times(value: float, n: int) -> torch.Tensor:
+    return torch.full((n,), value, dtype=torch.float64)
+
+
+def q(kind: str, x: int, x_0: int, t: float) -> float:
+    """One position, from the definition."""
+    if kind == "masked":
+        return (1 - t) * (x == x_0) + t * (x == V)
+    return (1 - t) * (x == x_0) + t / V
+
+
+def joint(p, kind, x, t, prompt=(-1, -1, -1)):
+    """p(x_0) q_t(x | x_0) for every x_0, one after the other."""
+    out = {}
+    for x_0 in itertools.product(range(V), repeat=p.ndim):
+        weight = float(p[x_0] / p.sum())
+        for i in range(p.ndim):
+            weight *= q(kind, x[i], x_0[i], t) if prompt[i] < 0 else float(x[i] == x_0[i])
+        out[x_0] = weight
+    return out
+
+
+def reachable(model, t):
+    """All states of positive probability at t."""
+    x = model.all_states()
+    return x[model.log_prob(x, t) > -math.inf]
+
+
+# -- the table against Bayes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [(-1, -1, -1), (-1, 2, -1)], ids=["free", "prompted"])
+@pytest.mark.parametrize("t", [0.0, 0.3, 0.85, 1.0])
+@pytest.mark.parametrize("kind", KINDS)
+def test_marginals_and_posteriors_of_a_table_are_those_of_bayes(kind, t, prompt):
+    model = table(JOINT, kind, torch.tensor(prompt))
+    x = reachable(model, t)
+    log_prob, predicted = model.log_prob(x, t), model.predict(x, times(t, len(x))).exp()
+
+    def check(p):
+        for row, state in enumerate(x.tolist()):
+            weights = joint(p, kind, state, t, prompt)
+            total = sum(weights.values())
+            assert float(log_prob[row].exp()) == pytest.approx(total, rel=1e-12)
+            for i, v in itertools.product(range(3), range(V)):
+                marginal = sum(w for x_0, w in weights.items() if x_0[i] == v) / total
+                assert float(predicted[row, i, v]) == pytest.approx(marginal, abs=1e-12)
+
+    check(JOINT)
+    refuted(check, JOINT.transpose(0, 2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marginals_sum_to_one_at_every_time(kind):
+    model = table(JOINT, kind)
+    x = model.all_states()
+    for t in (0.0, 0.2, 0.7, 1.0):
+        assert float(model.log_prob(x, t).exp().sum()) == pytest.approx(1.0, abs=1e-12)
+
+
+# -- kernels -------------------------------------------------------------------------------------------------
+
+PROCESSES = {
+    "masked": Masked(V),
+    "uniform": Uniform(V),
+    "euler masked": Euler(base=Masked(V)),
+    "euler uniform": Euler(base=Uniform(V)),
+}
+
+
+def one_position(kind, t):
+    """Every state of a single position, with the true prediction there."""
+    model = table(SINGLE[1], kind.split()[-1])
+    x = model.all_states()
+    log_p = model.predict(x, times(t, len(x)))
+    process = PROCESSES[kind]
+    return model, x, process.steer(x, times(t, len(x)), (log_p,), None, PLAIN)
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_kernels_are_normalised(kind):
+    s, t = 0.3, 0.55
+    _, x, log_p = one_position(kind, t)
+    process = PROCESSES[kind]
+    for log_k in (
+        process.noising(x, times(s, len(x)), times(t, len(x))),
+        process.denoising(x, log_p, times(s, len(x)), times(t, len(x))),
+    ):
+        torch.testing.assert_close(log_k.exp().sum(-1), torch.ones_like(log_k[..., 0]), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noising_composes_and_reaches_the_marginal(kind):
+    """F(s -> t) F(t -> u) = F(s -> u), and q_s F = q_t."""
+    process, model = PROCESSES[kind], table(SINGLE[1], kind)
+    x = model.all_states()
+
+    def kernel(s, t):
+        return process.noising(x, times(s, len(x)), times(t, len(x)))[:, 0].exp()
+
+    torch.testing.assert_close(kernel(0.1, 0.4) @ kernel(0.4, 0.8), kernel(0.1, 0.8), atol=1e-14, rtol=0)
+    torch.testing.assert_close(model.log_prob(x, 0.1).exp() @ kernel(0.1, 0.8), model.log_prob(x, 0.8).exp())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_denoising_of_one_position_reverses_noising_exactly(kind):
+    """B(x_s | x_t) p_t(x_t) = F(x_t | x_s) p_s(x_s), the definition of the reverse kernel."""
+    s, t, process = 0.25, 0.8, PROCESSES[kind]
+
+    def check(t_used):
+        model, x, log_p = one_position(kind, t_used)
+        at = times(s, len(x)), times(t, len(x))
+        down = process.denoising(x, log_p, *at)[:, 0].exp() * model.log_prob(x, t).exp()[:, None]
+        up = process.noising(x, *at)[:, 0].exp() * model.log_prob(x, s).exp()[:, None]
+        torch.testing.assert_close(down, up.T, atol=1e-14, rtol=0)
+
+    check(t)
+    if kind == "uniform":  # where the prediction of a position depends on time
+        refuted(check, 0.7)
+
+
+def pairs_of_states(model, s, t):
+    """All pairs that one noising step can join."""
+    clean, noisy = reachable(model, s), reachable(model, t)
+    i, j = (g.flatten() for g in torch.meshgrid(torch.arange(len(clean)), torch.arange(len(noisy)), indexing="ij"))
+    x_s, x_t = clean[i], noisy[j]
+    log_f = model.process().noising(x_s, times(s, len(i)), times(t, len(i)))
+    possible = log_f.gather(-1, x_t[..., None]).sum((1, 2)) > -math.inf
+    return x_s[possible], x_t[possible]
+
+
+def check_ratio(model, s, t, chosen=None):
+    x_s, x_t = pairs_of_states(model, s, t)
+    if chosen is not None:
+        keep = chosen(x_s, x_t)
+        x_s, x_t = x_s[keep], x_t[keep]
+    n, process = len(x_s), model.process()
+    log_p = model.predict(x_t, times(t, n))
+    at_t = View((log_p,), process.steer(x_t, times(t, n), (log_p,), None, PLAIN), torch.zeros(n))
+    found, proposal = process.log_ratios(x_s, x_t, at_t, at_t, times(s, n), times(t, n), PLAIN)
+    truth = model.log_prob(x_s, s) - model.log_prob(x_t, t)
+    torch.testing.assert_close(found[0], truth, atol=1e-12, rtol=0)
+    torch.testing.assert_close(proposal, truth, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("s", "t"), [(0.0, 0.4), (0.2, 0.3), (0.35, 0.95), (0.5, 1.0)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_ratios_are_exact_for_one_and_for_independent_positions(kind, s, t):
+    check_ratio(table(SINGLE[0], kind), s, t)
+    check_ratio(table(PRODUCT, kind), s, t)
+    refuted(check_ratio, table(JOINT, kind), s, t)
+
+
+def test_masked_log_ratios_are_exact_while_at_most_one_position_is_revealed():
+    """However dependent the positions are: only several revealed at once are an approximation."""
+
+    def at_most(n):
+        return lambda x_s, x_t: (x_s != x_t).sum(1) <= n
+
+    check_ratio(table(JOINT, "masked"), 0.3, 0.6, at_most(1))
+    refuted(check_ratio, table(JOINT, "masked"), 0.3, 0.6, at_most(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_positions_are_clean_at_every_time_and_do_not_count_in_ratios(kind):
+    def prompted(x_s, x_t):
+        return (x_s[:, 1] == 2) & (x_t[:, 1] == 2)
+
+    check_ratio(table(PRODUCT, kind, torch.tensor([-1, 2, -1])), 0.2, 0.7, prompted)
+    refuted(check_ratio, table(JOINT, kind, torch.tensor([-1, 2, -1])), 0.2, 0.7, prompted)
+
+
+# -- concrete scores -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_concrete_scores_are_ratios_of_marginals(kind):
+    """log p_t(x with position i set to v) - log p_t(x), for each v that one denoising jump can reach."""
+    model, t = table(JOINT, kind), 0.45
+    process, x = model.process(), reachable(model, t)
+
+    def check(t_used):
+        score = process.log_concrete(x, model.predict(x, times(t, len(x))), times(t_used, len(x)))
+        seen = 0
+        for i, v in itertools.product(range(3), range(V)):
+            y = x.clone()
+            y[:, i] = v
+            truth = model.log_prob(y, t) - model.log_prob(x, t)
+            may = (x[:, i] == V) if kind == "masked" else (x[:, i] != v)
+            torch.testing.assert_close(score[may, i, v], truth[may], atol=1e-12, rtol=0)
+            assert (score[~may, i, v] == -math.inf).all()
+            seen += int(may.sum())
+        assert seen > 50
+
+    check(t)
+    refuted(check, 0.46)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_local_moves_know_the_ratio_of_densities_and_of_their_own_probabilities(kind):
+    model, t, n = table(JOINT, kind), 0.45, 4000
+    process = model.process()
+    states = reachable(model, t)
+    x = states[torch.arange(n) % len(states)]
+
+    def at(y):
+        log_p = model.predict(y, times(t, n))
+        return View((log_p,), process.steer(y, times(t, n), (log_p,), None, LAW), torch.zeros(n))
+
+    def log_q(x, y, steer):
+        """Probability of the move itself: a position, then mask it, reveal it, or take another token."""
+        i = (x != y).int().argmax(1)
+        here, new = (z.gather(1, i[:, None])[:, 0] for z in (x, y))
+        if kind == "uniform":
+            return torch.full((n,), -math.log(3 * (V - 1)), dtype=torch.float64)
+        revealed = steer[torch.arange(n), i, new.clamp(max=V - 1)]
+        return torch.where(here == V, revealed, 0.0) - math.log(3)
+
+    y, position, token = process.local_move(x, at(x).steer, times(t, n), STREAM.at("move"))
+    assert ((x != y).sum(1) == 1).all()
+    models, proposal = process.local_log_ratios(x, y, at(x), at(y), times(t, n), position, token)
+    torch.testing.assert_close(models[0], model.log_prob(y, t) - model.log_prob(x, t), atol=1e-12, rtol=0)
+    expected = log_q(x, y, at(x).steer) - log_q(y, x, at(y).steer)
+    torch.testing.assert_close(proposal, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_local_moves_are_drawn_with_those_probabilities(kind):
+    model, t, n = table(JOINT, kind), 0.45, 20_000
+    process, start = model.process(), torch.tensor([[V, 1, 0]] if kind == "masked" else [[2, 1, 0]])
+    steer = process.steer(start, times(t, 1), (model.predict(start, times(t, 1)),), None, LAW)
+    y, position, _ = process.local_move(start.expand(n, -1), steer.expand(n, -1, -1), times(t, n), STREAM.at("drawn"))
+    assert_frequencies(position, torch.full((3,), 1 / 3))
+    moved = y[position == 0, 0]
+    expected = torch.cat([steer[0, 0].exp(), torch.zeros(1)]) if kind == "masked" else f64([0.5, 0.5, 0])
+    assert_frequencies(moved, expected)
+    refuted(assert_frequencies, moved, expected.roll(1))
+
+
+# -- Euler kernels -------------------------------------------------------------------------------------------
+
+
+def test_masked_euler_kernels_are_the_closed_form_up_to_their_floor():
+    """With survival linear in t, rates times the step are the exact probabilities."""
+    s, t = 0.3, 0.5
+    _, x, log_p = one_position("masked", t)
+    _, _, score = one_position("euler masked", t)
+    at = times(s, len(x)), times(t, len(x))
+    exact, euler = PROCESSES["masked"], PROCESSES["euler masked"]
+    torch.testing.assert_close(exact.noising(x, *at).exp(), euler.noising(x, *at).exp(), atol=1e-7, rtol=0)
+    torch.testing.assert_close(
+        exact.denoising(x, log_p, *at).exp(), euler.denoising(x, score, *at).exp(), atol=1e-7, rtol=0
+    )
+
+
+def test_uniform_euler_kernels_err_by_the_square_of_the_step():
+    """A method of first order: the measured order of one step's error is two."""
+    t = 0.5
+    _, x, log_p = one_position("uniform", t)
+    _, _, score = one_position("euler uniform", t)
+    exact, euler = PROCESSES["uniform"], PROCESSES["euler uniform"]
+    errors = {"up": [], "down": []}
+    for step in (0.02, 0.01):
+        at = times(t - step, len(x)), times(t, len(x))
+        errors["up"].append((exact.noising(x, *at).exp() - euler.noising(x, *at).exp()).abs().max())
+        down = exact.denoising(x, log_p, *at).exp() - euler.denoising(x, score, *at).exp()
+        errors["down"].append(down.abs().max())
+    # Noising is frozen at its start, where the rate of a linear survival is exact.
+    assert errors["up"][0] < 1e-7
+    assert 1.8 < math.log2(errors["down"][0] / errors["down"][1]) < 2.2
+
+
+# -- walks ---------------------------------------------------------------------------------------------------
+
+LAW = Law((0.8,), (0.7,), k_up=0.0, k_down=1.0)
+
+
+@pytest.mark.parametrize("rises", [True, False], ids=["up", "down"])
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_walks_are_drawn_from_the_kernels(kind, rises):
+    """All positions jointly: independent draws from the rows of F or B of the proposal."""
+    process, n, s, t = PROCESSES[kind], 20_000, 0.3, 0.6
+    model = table(JOINT, kind.split()[-1])
+    x = torch.tensor([[1, V, V]] if "masked" in kind else [[1, 0, 2]])
+    steer = process.steer(x, times(t, 1), (model.predict(x, times(t, 1)),), None, LAW)
+    at_x = View((), steer.expand(n, -1, -1), torch.zeros(n))
+    drawn = process.walk(x.expand(n, -1), at_x, times(s, n), times(t, n), torch.full((n,), rises), STREAM.at("w"), LAW)
+    at = times(s, 1), times(t, 1)
+    rows = (process.noising(x, *at) if rises else process.denoising(x, steer, *at))[0].exp()
+    flat = (drawn * process.n_states ** torch.arange(3)).sum(1)
+    expected = torch.einsum("i,j,k->kji", *rows).flatten()
+    # Categories too rare for a chi-square (and Euler's floor of 1e-8) are gathered in one.
+    rare = expected < 2.5e-4
+    index = torch.cumsum(~rare, 0) * ~rare
+    gathered = torch.zeros(int(index.max()) + 1, dtype=torch.float64).index_add(0, index, expected)
+
+    def check(p):
+        assert_frequencies(index[flat], p)
+
+    check(gathered)
+    refuted(check, gathered.flip(0))
+
+
+def test_the_proposal_draws_tokens_from_the_normalised_product():
+    p, other = table(JOINT, "masked"), table(PRODUCT, "masked")
+    x, t = torch.tensor([[V, 0, V]]), times(0.5, 1)
+    a, b = p.predict(x, t), other.predict(x, t)
+    steer = Masked(V).steer(x, t, (a, b), None, Law((1.0, 1.0), (-0.5, 1.5), 0.0, 1.0))
+    expected = a.exp() ** -0.5 * b.exp() ** 1.5
+    torch.testing.assert_close(steer[0, 0].exp(), (expected / expected.sum(-1, keepdim=True))[0, 0])
+
+
+def test_a_token_that_a_model_excludes_stays_excluded():
+    a, b = f64([[[0.5, 0.5, 0.0]]]).log(), f64([[[0.0, 0.3, 0.7]]]).log()
+    steer = Masked(V).steer(torch.tensor([[V]]), times(0.5, 1), (a, b), None, Law((1.0, 1.0), (1.0, 2.0), 0.0, 1.0))
+    assert steer.exp().tolist() == [[[0.0, 1.0, 0.0]]]
+
+
+def test_rewards_see_known_tokens_as_certain_and_others_as_the_combined_prediction():
+    p, other = table(JOINT, "masked"), table(PRODUCT, "masked")
+    x, t, law = torch.tensor([[V, 1, V]]), times(0.5, 1), Law((3.0, -1.0), (1.0, 0.0), 0.0, 1.0)
+    a, b = p.predict(x, t), other.predict(x, t)
+    seen = Masked(V).expectation(x, t, (a, b), law)
+    assert seen[0, 1].tolist() == [0.0, 1.0, 0.0]
+    mixed = a.exp() ** 1.5 * b.exp() ** -0.5
+    torch.testing.assert_close(seen[0, [0, 2]], (mixed / mixed.sum(-1, keepdim=True))[0, [0, 2]])
+
+
+# -- prompts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.Metropolis(2)], ids=repr)
+def test_prompt_positions_never_change(kind, explorer):
+    levels = cd.ladder.linear(5, 0.02, 1.0 if kind == "masked" else 0.98)
+
+    def check(prompt):
+        chain = cd.ReplicaExchange(table(JOINT, kind, prompt) ** 1.4, levels, n_chains=4, explorer=explorer)
+        for _ in range(20):
+            chain.step()
+            assert (chain.state.x[:, 1] == 2).all()
+        assert chain.state.x[:, 0].unique().numel() > 1
+        particles = cd.SMC(table(JOINT, kind, prompt) ** 1.4, levels, n_particles=16).sample()
+        assert (particles.flat()[:, 1] == 2).all()
+
+    check(torch.tensor([-1, 2, -1]))
+    refuted(check, None)

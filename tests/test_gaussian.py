@@ -1,0 +1,512 @@
+"""Gaussian diffusions: kernels are drawn from the laws that their log-ratios assume, and Gaussian data are exact.
+
+L_j = log B_j(y_s | y_t) - log F(y_t | y_s)  =  log p_s(y_s) - log p_t(y_t)     for Gaussian data, at any step
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.distributions import MultivariateNormal
+
+import crepe_diffusion as cd
+from checks import assert_mean, f64, refuted
+from crepe_diffusion.paths import log_work, walk
+from crepe_diffusion.processes import EulerMaruyama, FisherTable, Gaussian, Law, Oracle, View
+from crepe_diffusion.processes.gaussian import score_of
+from crepe_diffusion.random import Stream
+
+STREAM = Stream(11)
+PLAIN = Law(exponents=(1.0,), steering=(1.0,), k_up=0.0, k_down=1.0)
+TIMES = f64([0.03, 0.1, 0.7, 1.9, 8.0, 40.0])
+
+
+def orthogonal(n: int) -> torch.Tensor:
+    return torch.linalg.qr(STREAM.at("basis").normal((n, n)))[0]
+
+
+def steps(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs s < t out of TIMES: neighbours and far apart."""
+    i, j = torch.triu_indices(len(TIMES), len(TIMES), offset=1)
+    repeat = -(-n // len(i))
+    return TIMES[i].repeat(repeat)[:n], TIMES[j].repeat(repeat)[:n]
+
+
+def view(process, models, x, t, law, guidance=None) -> View:
+    predictions = tuple(model.predict(x, t) for model in models)
+    return View(predictions, process.steer(x, t, predictions, guidance, law), torch.zeros(len(x), dtype=torch.float64))
+
+
+def evaluator(target, ladder=None, process=None, k="balanced", **options):
+    """What a sampler of this target would use."""
+    ladder, process = ladder or cd.ladder.karras(5, 0.1, 10.0), process or Gaussian(variance=0.9)
+    return cd.Guidance(target, ladder, process=process, proposal=cd.Proposal(k, **options), fit_samples=512).evaluate
+
+
+def log_ratios(process, models, x_s, x_t, s, t, law=PLAIN):
+    at_s, at_t = (view(process, models, x, u, law) for x, u in ((x_s, s), (x_t, t)))
+    return process.log_ratios(x_s, x_t, at_s, at_t, s, t, law)
+
+
+# -- Gaussian data ---------------------------------------------------------------------------------------
+
+
+class Data:
+    """N(mean, B' diag(rho^2) B) on the span of orthonormal rows B, with a process that should be exact for it."""
+
+    def __init__(self, rho, basis, event, process, mean=0.4):
+        self.rho, self.basis, self.event, self.process = f64(rho), basis, event, process
+        self.mean = mean * torch.arange(1, len(basis) + 1, dtype=torch.float64)
+        self.model = cd.models.Denoiser(self.denoise, event, dtype=torch.float64)
+
+    def inside(self, x):
+        return x.flatten(1) @ self.basis.T
+
+    def outside(self, z):
+        return (z @ self.basis).reshape(len(z), *self.event)
+
+    def denoise(self, y, t):
+        share = self.rho**2 / (self.rho**2 + t[:, None] ** 2)
+        return self.outside(self.mean + share * (self.inside(y) - self.mean))
+
+    def log_prob(self, x, t):
+        variance = (self.rho**2 + t[:, None] ** 2).expand(-1, len(self.basis))
+        offset = self.inside(x) - self.mean
+        return -0.5 * (offset**2 / variance + (2 * math.pi * variance).log()).sum(1)
+
+
+def table(rho, mean) -> FisherTable:
+    """The exact information of Gaussian data with these scales."""
+    rho = f64(rho).reshape(1, 1, -1)
+    t2 = TIMES[None, :, None] ** 2
+    return FisherTable(TIMES, t2 / (t2 + rho**2), mean[None])
+
+
+def diagonal(rho, basis=None) -> Gaussian:
+    return Gaussian(variance="fisher-diagonal", basis=basis, information=table(rho, torch.zeros(len(rho))))
+
+
+def centred(n: int) -> torch.Tensor:
+    """An orthonormal basis of the vectors of n entries with zero mean."""
+    return torch.linalg.qr(torch.cat([torch.ones(n, 1), torch.eye(n)[:, 1:]], dim=1).to(torch.float64))[0].T[1:]
+
+
+RHO = [0.2, 0.6, 2.5]
+EYE = torch.eye(6, dtype=torch.float64)
+TURNED = orthogonal(3)
+ATOMS = torch.kron(centred(4), torch.eye(2, dtype=torch.float64))  # four atoms in the plane, no centre of mass
+CASES = {
+    "one dimension": (Data(0.7, EYE[:1, :1], (1,), Gaussian(variance=0.7)), Gaussian(variance=0.71)),
+    "six dimensions": (Data(1.3, EYE, (2, 3), Gaussian(variance=1.3)), Gaussian(variance=1.31)),
+    "isotropic table": (Data(0.9, EYE, (6,), Gaussian(information=table(0.9, torch.zeros(6)))), Gaussian(variance=0.89)),
+    "diagonal": (Data(RHO, EYE[:3, :3], (3,), diagonal(RHO)), diagonal(RHO[::-1])),
+    "diagonal in a basis": (Data(RHO, TURNED, (3,), diagonal(RHO, TURNED)), diagonal(RHO)),
+    "two of three directions": (Data(RHO[:2], TURNED[:2], (3,), diagonal(RHO[:2], TURNED[:2])), diagonal(RHO, TURNED)),
+    "zero mean": (Data(0.8, ATOMS, (4, 2), Gaussian(variance=0.8, zero_mean=0)), Gaussian(variance=0.8)),
+    "zero mean, Euler": (Data(0.8, ATOMS, (4, 2), EulerMaruyama(reference=0.8, zero_mean=0), mean=0.0), EulerMaruyama(zero_mean=0)),
+    "Euler with reference": (Data(0.8, EYE, (6,), EulerMaruyama(reference=0.8), mean=0.0), EulerMaruyama(reference=0.81)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_log_ratios_of_gaussian_data_are_exact_at_any_step_size(case):
+    data, broken = CASES[case]
+    s, t = steps(300)
+    x_s, x_t = (
+        data.outside(2 * (u[:, None] ** 2 + data.rho**2).sqrt() * STREAM.at(end).normal((300, len(data.basis))))
+        for end, u in (("s", s), ("t", t))
+    )
+
+    def check(process):
+        models, proposal = log_ratios(process, [data.model], x_s, x_t, s, t)
+        truth = data.log_prob(x_s, s) - data.log_prob(x_t, t)
+        assert (models[0] - truth).abs().max() <= 1e-10
+        assert (models[0] - proposal).abs().max() <= 1e-10  # target = proposal
+
+    check(data.process)
+    refuted(check, broken)
+
+
+def test_the_subspace_counts_its_own_dimensions():
+    assert Gaussian(variance=1.0, zero_mean=0).dimension(torch.Size([4, 2])) == 6
+    assert Gaussian(variance=1.0, zero_mean=1).dimension(torch.Size([4, 2])) == 4
+    assert Gaussian(variance=1.0, basis=TURNED[:2]).dimension(torch.Size([3])) == 2
+    assert Gaussian(variance=1.0).dimension(torch.Size([4, 2])) == 8
+
+
+def test_a_reference_adds_the_same_number_to_every_ratio():
+    """So it changes no work where the exponents sum to one."""
+    s, t = steps(40)
+    x_s, x_t = (STREAM.at(end).normal((40, 2)) for end in "st")
+    law = Law((-0.5, 1.5), (0.2, 0.9), k_up=0.1, k_down=0.8)
+    plain, models = EulerMaruyama(), [MIXTURES[2], OTHERS[2]]
+    with_, q_with = log_ratios(EulerMaruyama(reference=0.7), models, x_s, x_t, s, t, law)
+    without, q_without = log_ratios(plain, models, x_s, x_t, s, t, law)
+    added = q_with - q_without
+    assert added.abs().min() > 1e-3
+    torch.testing.assert_close(with_ - without, added.expand(2, -1), atol=1e-9, rtol=1e-12)
+
+
+# -- control off -----------------------------------------------------------------------------------------
+
+MIXTURES = {
+    n: cd.models.GaussianMixture([0.3, 0.5, 0.2], 2 * STREAM.at("means", n).normal((3, n)), [0.3, 0.8, 0.5])
+    for n in (1, 2, 5)
+}
+OTHERS = {n: cd.models.GaussianMixture([0.6, 0.4], STREAM.at("other", n).normal((2, n)), [0.9, 0.4]) for n in (1, 2, 5)}
+KERNELS = {
+    "fisher": Gaussian(),
+    "fisher-diagonal": Gaussian(variance="fisher-diagonal"),
+    "rho": Gaussian(variance=0.9),
+    "ddpm": Gaussian(variance=0.0),
+    "inf": Gaussian(variance=math.inf),
+    "euler": EulerMaruyama(),
+    "euler with reference": EulerMaruyama(reference=1.0),
+}
+
+
+@pytest.mark.parametrize("substeps", [1, 4])
+@pytest.mark.parametrize("n", MIXTURES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_without_control_no_path_has_any_work(kernel, n, substeps):
+    def check(target, **options):
+        ladder = cd.ladder.karras(5, 0.05, 20.0, substeps=substeps)
+        chain = cd.ReplicaExchange(
+            target, ladder, n_chains=8, process=KERNELS[kernel], fit_samples=32, seed=1, **options
+        )
+        for _ in range(2):
+            work = chain.step().swaps.log_work
+            assert work[~work.isnan()].abs().max() <= 1e-10
+
+    check(MIXTURES[n])
+    refuted(check, MIXTURES[n] ** 1.001)
+    refuted(check, MIXTURES[n], proposal=cd.Proposal("paper", exponents=(0.999,)))
+
+
+def test_with_equal_variances_the_work_of_a_step_is_that_of_feynman_kac_correctors():
+    """(d/2)(|S|^2 - sum_j c_j |score_j|^2), at the noisy end, whatever the other end is."""
+    models, c = [MIXTURES[2], OTHERS[2]], (-0.7, 1.9)
+    law = Law(c, c, k_up=0.0, k_down=1.0)
+    s, t = steps(60)
+    x_s, x_t = (2 * STREAM.at(end).normal((60, 2)) for end in "st")
+
+    def check(variance):
+        l, q = log_ratios(Gaussian(variance=variance), models, x_s, x_t, s, t, law)
+        work = c[0] * l[0] + c[1] * l[1] - q
+        scores = [score_of(model.predict(x_t, t), x_t, t) for model in models]
+        total = c[0] * scores[0] + c[1] * scores[1]
+        squares = (total**2).sum(1) - sum(cj * (sj**2).sum(1) for cj, sj in zip(c, scores, strict=True))
+        torch.testing.assert_close(work, (t**2 - s**2) / 2 * squares, atol=1e-9, rtol=1e-10)
+
+    check(math.inf)
+    refuted(check, 50.0)
+
+
+@pytest.mark.parametrize("kernel", ["fisher", "inf", "euler", "euler with reference"])
+def test_the_error_of_log_ratios_falls_with_the_square_root_of_the_number_of_steps(kernel):
+    """On a mixture, along the noising of exact samples: RMS ~ (M K)^(-1/2), so 16 times the steps give a quarter."""
+    model, errors = MIXTURES[1], []
+    for n_steps in (40, 640):
+        ladder = cd.ladder.karras(2, 0.2, 8.0, substeps=n_steps)
+        evaluate = evaluator(model, ladder, KERNELS[kernel], "paper")
+        x = model.sample(500, STREAM.at("clean"), t=0.2)
+        start = evaluate(x, ladder.times[:1].expand(500))
+        path = walk(
+            evaluate,
+            x,
+            start,
+            torch.zeros(500, dtype=torch.long),
+            torch.ones(500, dtype=torch.long),
+            n_steps,
+            STREAM,
+        )
+        truth = model.log_prob(x, 0.2) - model.log_prob(path.x, 8.0)
+        errors.append(float((path.models[0] - truth).square().mean().sqrt()))
+    order = math.log(errors[0] / errors[1]) / math.log(16)
+    assert 0.35 < order < 0.75, (errors, order)
+
+
+# -- proposals are drawn from the laws that their ratios assume -------------------------------------------
+
+C = (-0.4, 1.7)
+LAW = Law(exponents=C, steering=(-0.1, 1.2), k_up=0.15, k_down=0.8)
+TWO = FisherTable(TIMES, torch.stack([table(RHO, torch.zeros(3)).values[0], table([0.3, 0.2, 1.0], torch.zeros(3)).values[0]]), torch.zeros(2, 3))  # fmt: skip
+PROPOSALS = {
+    "rho": (Gaussian(variance=0.8), (3,)),
+    "inf": (Gaussian(variance=math.inf), (3,)),
+    "diagonal": (Gaussian(variance="fisher-diagonal", information=TWO), (3,)),
+    "basis": (Gaussian(variance="fisher-diagonal", information=TWO, basis=TURNED), (3,)),
+    "part of a basis": (Gaussian(variance=0.8, basis=TURNED[:2]), (3,)),
+    "zero mean": (Gaussian(variance=0.8, zero_mean=0), (4, 2)),
+    "euler": (EulerMaruyama(), (3,)),
+    "euler with reference": (EulerMaruyama(reference=1.0), (3,)),
+}
+
+
+def kernel_law(process, s, t, rises, law=LAW):
+    """Gain and variance of the proposal's step, by the formulas of the design, and the rows it lives on."""
+    if isinstance(process, EulerMaruyama):
+        d = 2 * (s if rises else t) * (t - s)
+        return (law.k_up if rises else law.k_down) * d, f64([d])
+    d = t**2 - s**2
+    if rises:
+        return law.k_up * d, f64([d])
+    if isinstance(process.variance, float):
+        information = f64([law.total / (t**2 + process.variance**2)])
+    else:
+        information = sum(
+            c * v[t == TIMES][0] / t**2 for c, v in zip(law.exponents, process.information.values, strict=True)
+        )
+    curvature = ((1 - 2 * law.k_up) * information).clamp(0, 1 / t**2)
+    return law.k_down * d, d - d**2 * curvature
+
+
+def rows_of(process, event):
+    if process.zero_mean is not None:
+        return ATOMS
+    return torch.eye(math.prod(event), dtype=torch.float64) if process.basis is None else process.basis
+
+
+@pytest.mark.parametrize("rises", [True, False], ids=["up", "down"])
+@pytest.mark.parametrize("name", PROPOSALS)
+def test_walks_have_the_mean_and_covariance_of_the_formulas(name, rises):
+    process, event = PROPOSALS[name]
+    basis, n, s, t = rows_of(process, event), 20_000, 0.7, 1.9
+    x = process.project(STREAM.at("x").normal((1, *event)))
+    steer = STREAM.at("steer").normal((1, *event))
+    at_x = View((), steer.expand(n, *event), torch.zeros(n))
+    s_, t_ = (torch.full((n,), u, dtype=torch.float64) for u in (s, t))
+    drawn = process.walk(x.expand(n, *event), at_x, s_, t_, torch.full((n,), rises), STREAM.at("walk"), LAW)
+    torch.testing.assert_close(drawn, process.project(drawn), atol=1e-12, rtol=0)  # never leaves the subspace
+
+    def check(gain, variance):
+        z = ((drawn - x - gain * steer).flatten(1) @ basis.T) / variance.sqrt()
+        assert_mean(z, 0.0)
+        assert_mean(z[:, :, None] * z[:, None], torch.eye(z.shape[1], dtype=torch.float64))
+
+    gain, variance = kernel_law(process, s, t, rises)
+    check(gain, variance)
+    refuted(check, gain * 1.2 + 0.1, variance)
+    refuted(check, gain, variance * 1.1)
+
+
+@pytest.mark.parametrize("name", PROPOSALS)
+def test_log_ratios_of_the_proposal_are_those_of_its_kernels(name):
+    process, event = PROPOSALS[name]
+    basis, s, t = rows_of(process, event), 0.7, 1.9
+    x_s, x_t, steer_s, steer_t = process.project(STREAM.at("ends").normal((4, 25, *event)).flatten(0, 1)).chunk(4)
+    s_, t_ = (torch.full((25,), u, dtype=torch.float64) for u in (s, t))
+    at_s, at_t = (View((x_t, x_s), steer, torch.zeros(25)) for steer in (steer_s, steer_t))
+    _, found = process.log_ratios(x_s, x_t, at_s, at_t, s_, t_, LAW)
+    if name == "euler with reference":
+        found = found - process._correction(x_s, x_t, s_, t_)
+
+    def log_density(end, start, steer, rises, k):
+        gain, variance = kernel_law(process, s, t, rises)
+        scale = torch.diag(variance.expand(len(basis)))
+        mean = (start + k * gain * steer).flatten(1) @ basis.T
+        return MultivariateNormal(mean, scale).log_prob(end.flatten(1) @ basis.T)
+
+    def check(k_up=1.0, k_down=1.0):
+        expected = log_density(x_s, x_t, steer_t, False, k_down) - log_density(x_t, x_s, steer_s, True, k_up)
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+    check()
+    refuted(check, k_up=0.0)
+    refuted(check, k_down=0.9)
+
+
+def test_balanced_and_paper_are_the_numbers_of_the_design():
+    target = MIXTURES[1] ** 2.5
+    balanced, paper = cd.Proposal().law(target), cd.Proposal("paper").law(target)
+    assert (balanced.k_up, balanced.k_down) == pytest.approx((1.5 / 5, 3.5 / 5))
+    assert (paper.k_up, paper.k_down) == (0.0, 1.0)
+    one = cd.Proposal().law(cd.guided(MIXTURES[1], OTHERS[1], 3.0))
+    assert (one.k_up, one.k_down) == (0.0, 1.0)
+    assert one.exponents == (-2.0, 3.0)
+
+
+# -- reward guidance --------------------------------------------------------------------------------------
+
+
+def reward(x):
+    return x[:, 0] ** 3 / 4 - 1.5 * x[:, 0] * x[:, 1]
+
+
+@pytest.mark.parametrize("on", ["prediction", "state"])
+def test_guidance_is_the_gradient_of_the_reward_at_the_point(on):
+    """Central differences of r_t(x) itself, annealing and scale included."""
+    target = (MIXTURES[2] ** 0.6 * OTHERS[2] ** 0.9).tilt(reward, on=on, scale=1.7, guidance="gradient")
+    evaluate, plain = evaluator(target), evaluator(target, guidance="none")
+    x, t, h = STREAM.normal((30, 2)), TIMES[[1, 2, 3]].repeat(10), 1e-5
+    difference = torch.stack(
+        [(plain(x + h * e, t).reward - plain(x - h * e, t).reward) / (2 * h) for e in EYE[:2, :2]], 1
+    )
+
+    def check(found):
+        torch.testing.assert_close(found, difference, atol=1e-6, rtol=1e-6)
+
+    guidance = evaluate(x, t).steer - plain(x, t).steer
+    check(guidance)
+    refuted(check, guidance * 1.001 + 0.001)
+    assert torch.equal(evaluate(x, t).reward, plain(x, t).reward)
+
+
+def test_jacobian_free_guidance_is_the_gradient_at_the_prediction():
+    target = (MIXTURES[2] ** 0.6 * OTHERS[2] ** 0.9).tilt(reward, anneal=cd.anneal.linear())
+    evaluate, plain = evaluator(target, guidance="jacobian-free"), evaluator(target)
+    x, t = STREAM.normal((30, 2)), TIMES[[1, 2, 3]].repeat(10)
+    seen = 0.4 * MIXTURES[2].predict(x, t) + 0.6 * OTHERS[2].predict(x, t)
+    slope = torch.stack([0.75 * seen[:, 0] ** 2 - 1.5 * seen[:, 1], -1.5 * seen[:, 0]], dim=1)
+    gamma, shrink = evaluate.ladder.progress(t), 0.9**2 / (0.9**2 + t**2)
+    torch.testing.assert_close(
+        evaluate(x, t).steer - plain(x, t).steer, (gamma * shrink)[:, None] * slope, atol=1e-12, rtol=1e-9
+    )
+
+
+def test_clipping_bounds_the_norm_and_keeps_the_direction():
+    target = MIXTURES[2].tilt(reward, on="state", guidance="gradient", anneal=cd.anneal.constant())
+    x, t = 3 * STREAM.normal((30, 2)), torch.ones(30, dtype=torch.float64)
+    plain = evaluator(target, guidance="none")(x, t).steer
+    full, clipped = (evaluator(target, clip=clip)(x, t).steer - plain for clip in (None, 2.0))
+    wanted = full * (2.0 / full.norm(dim=1, keepdim=True)).clamp(max=1)
+    assert (full.norm(dim=1) > 2).any()
+    torch.testing.assert_close(clipped, wanted, atol=1e-12, rtol=1e-10)
+
+
+# -- Fisher information -----------------------------------------------------------------------------------
+
+
+def quadrature(model, t: float):
+    y = torch.linspace(-80, 80, 40_001, dtype=torch.float64)[:, None].requires_grad_()
+    prediction = model.predict(y, torch.full((len(y),), t, dtype=torch.float64))
+    slope = torch.autograd.grad(prediction.sum(), y)[0][:, 0]
+    y, prediction = y.detach(), prediction.detach()
+    weight = model.log_prob(y, t).exp() * (y[1, 0] - y[0, 0])
+    assert float(weight.sum()) == pytest.approx(1.0, abs=1e-9)
+    score = (prediction - y)[:, 0] / t**2
+    return float((weight * score**2).sum() * t**2), float((weight * slope).sum())
+
+
+def test_the_mean_jacobian_is_one_minus_the_scaled_information():
+    """E[dD/dy] = 1 - t^2 I_t under the model's own marginal (Stein), combined as c_j / C."""
+    models = [MIXTURES[1], OTHERS[1]]
+    pairs = [[quadrature(model, t) for t in TIMES[1:5].tolist()] for model in models]
+    values = f64([[[p[0]] for p in row] for row in pairs])
+    process = Gaussian(information=FisherTable(TIMES[1:5], values, torch.zeros(2, 1)))
+    slopes = f64([[p[1] for p in row] for row in pairs])
+
+    def check(c):
+        expected = (f64([0.4, 1.6])[:, None] * slopes).sum(0) / 2.0
+        torch.testing.assert_close(process.jacobian(TIMES[1:5], Law(c, c, 0.0, 1.0)), expected, atol=1e-7, rtol=0)
+
+    check((0.4, 1.6))
+    refuted(check, (1.6, 0.4))
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("fisher", [0.6, 0.6, 0.6]), ("fisher-diagonal", RHO)])
+@pytest.mark.parametrize("basis", [None, TURNED], ids=["event", "basis"])
+def test_the_fitted_table_agrees_with_closed_forms(kind, scales, basis):
+    """Gaussian data: E[score_i^2] = 1 / (t^2 + rho_i^2), with a relative standard error of sqrt(2 / n) at most."""
+    n, mean = 10_000, f64([0.5, -1.0, 0.3])
+    axes = EYE[:3, :3] if basis is None else basis
+    cov = axes.T @ torch.diag(f64(scales) ** 2) @ axes
+    model = cd.models.GaussianMixture([1.0], (mean @ axes)[None], covariances=cov[None])
+    ladder = cd.ladder.geometric(20, 0.02, 100.0)
+    process = Gaussian(variance=kind, basis=basis)
+    fitted = cd.fit_information(model.as_target(), ladder, process, n, STREAM.at("fit"))
+
+    def check(rho):
+        t2 = ladder.times[:, None] ** 2
+        exact = t2 / (t2 + f64(rho) ** 2)
+        exact = exact.mean(1, keepdim=True) if kind == "fisher" else exact
+        assert (fitted.values[0] / exact - 1).abs().max() < 5 * math.sqrt(2 / n)
+        assert (fitted.mean[0] - mean).abs().max() < 0.01
+
+    check(scales)
+    refuted(check, [1.2 * r for r in scales])
+    refuted(check, [scales[0], scales[1], 1.3])
+
+
+def test_a_table_is_read_linearly_in_log_t():
+    times = f64([0.1, 1.0, 10.0])
+    values = f64([0.2, 0.5, 0.9]).reshape(1, 3, 1)
+    read = FisherTable(times, values, torch.zeros(1, 1)).scaled(f64([0.01, 0.1, 10**-0.5, 1.0, 10**0.75, 99.0]))  # fmt: skip
+    torch.testing.assert_close(read[0, :, 0], f64([0.2, 0.2, 0.35, 0.5, 0.8, 0.9]))
+
+
+# -- the noise end ----------------------------------------------------------------------------------------
+
+
+def noise_of(process, law, event, n=20_000):
+    return process.noise(STREAM.at("top"), torch.zeros(n, *event, dtype=torch.float64), 40.0, law)
+
+
+@pytest.mark.parametrize("name", ["rho", "part of a basis", "zero mean", "euler"])
+def test_noise_has_variance_t2_over_C_where_no_scale_is_known(name):
+    process, event = PROPOSALS[name]
+    basis, x = rows_of(process, event), noise_of(process, LAW, event)
+
+    def check(total):
+        z = x.flatten(1) @ basis.T / (40.0 / math.sqrt(total))
+        assert_mean(z, 0.0)
+        assert_mean(z[:, :, None] * z[:, None], torch.eye(z.shape[1], dtype=torch.float64))
+        assert_mean(x.flatten(1).square().sum(1), 1600 / total * len(basis))
+
+    check(LAW.total)
+    refuted(check, 1.0)
+
+
+def test_noise_is_the_product_of_the_models_marginals_where_their_scales_are_known():
+    """For two Gaussians the noise end is exactly N(m, 1 / sum_j c_j I_j), also where t is not much larger than rho."""
+    rho = f64([[30.0, 10.0], [5.0, 60.0]])
+    mu = f64([[20.0, -30.0], [-10.0, 60.0]])
+    t2 = TIMES[None, :, None] ** 2
+    information = FisherTable(TIMES, t2 / (t2 + rho[:, None] ** 2), mu)
+    x = noise_of(Gaussian(variance="fisher-diagonal", information=information), LAW, (2,))
+
+    def check(c):
+        precision = sum(cj / (1600 + rj**2) for cj, rj in zip(c, rho, strict=True))
+        mean = sum(cj / (1600 + rj**2) * mj for cj, rj, mj in zip(c, rho, mu, strict=True)) / precision
+        z = (x - mean) * precision.sqrt()
+        assert_mean(z, 0.0)
+        assert_mean(z[:, :, None] * z[:, None], torch.eye(2, dtype=torch.float64))
+
+    check(C)
+    refuted(check, (C[1], C[0]))
+
+
+# -- the oracle ---------------------------------------------------------------------------------------------
+
+
+def test_the_oracle_replaces_the_models_ratios_and_nothing_else():
+    models, base = [MIXTURES[2], OTHERS[2]], Gaussian(variance=0.8)
+    oracle = Oracle(base, tuple(model.log_prob for model in models))
+    s, t = steps(40)
+    x_s, x_t = (STREAM.at(end).normal((40, 2)) for end in "st")
+    found, q = log_ratios(oracle, models, x_s, x_t, s, t, LAW)
+    approximate, base_q = log_ratios(base, models, x_s, x_t, s, t, LAW)
+    assert torch.equal(q, base_q)
+    for j, model in enumerate(models):
+        torch.testing.assert_close(found[j], model.log_prob(x_s, s) - model.log_prob(x_t, t), atol=1e-12, rtol=0)
+    assert (found - approximate).abs().max() > 0.1
+
+
+def test_log_work_has_each_term_once_with_its_sign():
+    """r_s - r_t + sum_j c_j L_j - L_Q, in both directions of the same walk."""
+    target = (MIXTURES[2] ** -0.4 * OTHERS[2] ** 1.7).tilt(reward, anneal=cd.anneal.linear())
+    evaluate = evaluator(target)
+    times = evaluate.ladder.times
+    x, index = STREAM.normal((20, 2)), torch.full((20,), 2)
+    for direction in (-1, 1):
+        start = evaluate(x, times[2].expand(20))
+        path = walk(evaluate, x, start, index, torch.full((20,), direction), 1, STREAM.at(direction))
+        a, b = min(2, 2 + direction), max(2, 2 + direction)
+        clean, noisy = (x, path.x) if direction > 0 else (path.x, x)
+        s, t = times[a].expand(20), times[b].expand(20)
+        l, q = log_ratios(evaluate.process, target.models, clean, noisy, s, t, evaluate.law)
+        r_s, r_t = evaluate(clean, s).reward, evaluate(noisy, t).reward
+        expected = r_s - r_t - 0.4 * l[0] + 1.7 * l[1] - q
+        torch.testing.assert_close(log_work(path, evaluate.law), expected, atol=1e-10, rtol=1e-10)

@@ -1,0 +1,316 @@
+"""Sequential Monte Carlo: `E[Z_hat] = Z_0 / Z_M` and `E[Z_hat f_hat] = Z_0 / Z_M E_pi[f]`, whatever is resampled.
+
+On Gaussian data with their exact information, `L_j` is exact at any step, so these hold on the coarsest ladders.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from checks import P_VALUE, assert_mean, f64, refuted
+from scipy.stats import ks_2samp
+from torch.distributions import Normal
+
+import crepe_diffusion as cd
+from crepe_diffusion.processes import FisherTable, Gaussian
+from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.smc import RESAMPLING, partial, resample
+
+STREAM = Stream(3)
+COARSE = cd.ladder.karras(5, 0.3, 12.0, rho=3, substeps=2)
+FINE = cd.ladder.karras(101, 0.3, 12.0, rho=3)
+ONE_STEP = cd.ladder.of([0.4, 2.0])
+MIXTURE = cd.models.GaussianMixture([0.3, 0.7], [[-2.0, 0.5], [1.5, -1.0]], [0.5, 0.4])
+
+# Two Gaussians in one dimension, guided: p^(-0.3) q^(1.4), tilted by exp(b x).
+MU, RHO, C, B = (0.6, -0.8), (1.5, 0.9), (-0.3, 1.4), 0.7
+
+
+def gaussians():
+    return [cd.models.GaussianMixture([1.0], [[m]], [r]) for m, r in zip(MU, RHO, strict=True)]
+
+
+def product():
+    p, q = gaussians()
+    return p ** C[0] * q ** C[1]
+
+
+def exact_process(ladder, mu=MU, rho=RHO):
+    t2 = ladder.times[None, :, None] ** 2
+    values = t2 / (t2 + f64(rho)[:, None, None] ** 2)
+    return Gaussian(information=FisherTable(ladder.times, values, f64(mu)[:, None]))
+
+
+def law_at(t, c=C, mu=MU, rho=RHO, slope=0.0):
+    """log normaliser, mean and variance of exp(slope x) prod_j N(x; mu_j, rho_j^2 + t^2)^{c_j}."""
+    v = [r * r + t * t for r in rho]
+    precision = sum(cj / vj for cj, vj in zip(c, v, strict=True))
+    shift = slope + sum(cj * mj / vj for cj, mj, vj in zip(c, mu, v, strict=True))
+    constant = sum(cj * (mj * mj / vj + math.log(2 * math.pi * vj)) for cj, mj, vj in zip(c, mu, v, strict=True))
+    log_z = 0.5 * (math.log(2 * math.pi / precision) + shift**2 / precision - constant)
+    return log_z, shift / precision, 1 / precision
+
+
+def check_unbiased(particles, log_z, mean, z=5.0):
+    """Both sides of `E[Z_hat f_hat] = Z E[f]` for f = 1 and f = x."""
+    z_hat = (particles.log_z - log_z).exp()
+    assert_mean(z_hat, 1.0, z)
+    weighted = (particles.log_weights.exp() * particles.x[..., 0]).sum(1)
+    assert_mean(z_hat * (weighted - mean), 0.0, z)
+
+
+# -- unbiased at any step ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", ["balanced", "paper", (0.1, 0.7)], ids=str)
+@pytest.mark.parametrize("resampling", RESAMPLING)
+def test_log_z_and_means_are_unbiased_for_every_resampling_and_proposal(resampling, k):
+    """Tilted on the state, and not annealed away: the noise end is then not the noise law, and weights say so."""
+    target = product().tilt(lambda x: B * x[:, 0], on="state", anneal=cd.anneal.power(2, floor=0.1))
+    smc = cd.SMC(
+        target, COARSE, n_particles=6, n_batches=3000, resampling=resampling, ess_threshold=0.8,
+        process=exact_process(COARSE), proposal=cd.Proposal(k), seed=1,
+    )  # fmt: skip
+    particles = smc.sample()
+    t_0, t_top = float(COARSE.times[0]), float(COARSE.times[-1])
+    log_z, mean, _ = law_at(t_0, slope=B)
+    log_z = log_z - law_at(t_top)[0]
+    assert 0.05 < float(particles.n_resamplings.double().mean()) < 3.9
+    check_unbiased(particles, log_z, mean)
+    refuted(check_unbiased, particles, log_z + 0.1, mean)
+    refuted(check_unbiased, particles, log_z, mean + 0.1)
+    forgotten = law_at(t_top, slope=0.1 * B)[0] - law_at(t_top)[0]  # the reward at the noise end
+    refuted(check_unbiased, particles, log_z - forgotten, mean)
+
+
+@pytest.mark.parametrize("weights", ["rne", "twisted", "fk-steering"])
+def test_tilting_on_the_prediction_gives_the_expected_exponential_reward(weights):
+    """log E_p[exp(b D(x))] with D linear for Gaussian data, on four steps."""
+    p, ladder = gaussians()[1], COARSE
+    target = p.tilt(lambda x: B * x[:, 0], guidance="gradient", anneal=cd.anneal.linear())
+    process = exact_process(ladder, MU[1:], RHO[1:])
+    particles = cd.SMC(target, ladder, n_particles=6, n_batches=3000, weights=weights, process=process).sample()
+    t_0, share = 0.3, RHO[1] ** 2 / (RHO[1] ** 2 + 0.3**2)
+    log_z = B * MU[1] + 0.5 * B**2 * share * RHO[1] ** 2
+    mean = law_at(t_0, (1.0,), MU[1:], RHO[1:], slope=B * share)[1]
+    check_unbiased(particles, log_z, mean)
+    refuted(check_unbiased, particles, log_z + 0.05, mean)
+
+
+@pytest.mark.parametrize("weights", ["fkc", "fkc-noise"])
+def test_feynman_kac_correctors_are_unbiased_for_small_steps_only(weights):
+    target = product().tilt(lambda x: B * x[:, 0], on="state", guidance="gradient")
+
+    def check(ladder):
+        process = exact_process(ladder)
+        particles = cd.SMC(target, ladder, n_particles=8, n_batches=1500, weights=weights, process=process).sample()
+        log_z, mean, _ = law_at(0.3, slope=B)
+        check_unbiased(particles, log_z - law_at(12.0)[0], mean)
+
+    check(FINE)
+    refuted(check, COARSE)
+
+
+TOKENS = [f64([0.2, 0.7, 0.1]), f64([0.55, 0.05, 0.4])]
+
+
+@pytest.mark.parametrize("c", [(-0.8, 1.8), (0.7, 0.9)], ids=str)
+@pytest.mark.parametrize("kind", ["masked", "uniform"])
+def test_discrete_guidance_is_unbiased_for_one_position(kind, c):
+    """Z_0 = sum_v prod_j p_j(v)^{c_j}; at t = 1 all models agree."""
+    p, q = (cd.models.TokenTable(table, kind) for table in TOKENS)
+    target = p ** c[0] * q ** c[1]
+    options = {"n_particles": 5, "n_batches": 4000, "proposal": cd.Proposal(exponents=(0.1, 0.8)), "seed": 2}
+    particles = cd.SMC(target, cd.ladder.linear(6, 0.0, 1.0), weights="discrete-cfg", **options).sample()
+    mass = TOKENS[0] ** c[0] * TOKENS[1] ** c[1]
+    z_top = 1.0 if kind == "masked" else 3 ** (1 - sum(c))
+
+    def check(unnormalised):
+        z_hat = particles.log_z.exp() * z_top
+        assert_mean(z_hat, unnormalised.sum())
+        for v in range(3):
+            assert_mean(z_hat * (particles.log_weights.exp() * (particles.x[..., 0] == v)).sum(1), unnormalised[v])
+
+    check(mass)
+    refuted(check, mass.roll(1))
+    refuted(check, mass * 1.05)
+    same = cd.SMC(target, cd.ladder.linear(6, 0.0, 1.0), weights="rne", **options).sample()
+    assert torch.equal(particles.log_z, same.log_z)
+
+
+# -- resampling ----------------------------------------------------------------------------------------------
+
+W = f64([0.31, 0.02, 0.0, 0.27, 0.125, 0.155, 0.12, 0.0])
+N = len(W)
+
+
+def offspring(method, b=20_000):
+    index = resample(W.log().expand(b, N), method, STREAM.at(method))
+    return (index[..., None] == torch.arange(N)).sum(1).to(torch.float64)
+
+
+@pytest.mark.parametrize("method", [m for m in RESAMPLING if m != "partial"])
+def test_offspring_is_unbiased(method):
+    counts = offspring(method)
+    assert (counts.sum(1) == N).all()
+    assert (counts[:, W == 0] == 0).all()
+    assert_mean(counts, N * W)
+    refuted(assert_mean, counts, N * (W + W.roll(1)) / 2)
+
+
+def test_each_scheme_keeps_its_promise():
+    assert ((offspring("systematic") - N * W).abs() < 1).all()
+    assert ((offspring("stratified") - N * W).abs() < 2).all()
+    assert (offspring("residual") >= (N * W).floor()).all()
+    assert_mean((offspring("multinomial") - N * W) ** 2, N * W * (1 - W))
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
+def test_partial_resampling_keeps_weighted_means_and_most_weights(share):
+    b, log_w = 20_000, W.log()
+    index, weights = partial(log_w.expand(b, N), share, STREAM.at("partial"))
+    torch.testing.assert_close(weights.logsumexp(1), torch.zeros(b, dtype=torch.float64), atol=1e-12, rtol=0)
+    carried = torch.zeros(b, N, dtype=torch.float64).scatter_add(1, index, weights.exp())
+    assert_mean(carried, W)
+    refuted(assert_mean, carried, torch.full((N,), 1 / N, dtype=torch.float64))
+    untouched = (index == torch.arange(N)) & (weights == log_w)
+    assert int(untouched.sum(1).min()) >= N - round(share * N)
+
+
+# -- limits --------------------------------------------------------------------------------------------------
+
+
+def run(target=MIXTURE**1.8, ladder=COARSE, **options):
+    return cd.SMC(target, ladder, **{"process": Gaussian(variance=0.8), "seed": 4, **options}).sample()
+
+
+def tilted():
+    return (MIXTURE**1.8).tilt(lambda x: x[:, 0] - x[:, 1] ** 2, anneal=cd.anneal.power(2, floor=0.1))
+
+
+def test_without_resampling_weights_are_those_of_independent_paths():
+    """Six particles in one batch, or one in each of six: the same rows, so the same paths."""
+    together = run(tilted(), n_particles=6, ess_threshold=0.0)
+    alone = run(tilted(), n_particles=1, n_batches=6, ess_threshold=0.0)
+    assert int(together.n_resamplings.sum()) == 0
+    assert torch.equal(together.x[0], alone.x[:, 0])
+    torch.testing.assert_close(together.log_weights[0], alone.log_z.log_softmax(0), atol=1e-10, rtol=0)
+    torch.testing.assert_close(together.log_z[0], alone.log_z.logsumexp(0) - math.log(6), atol=1e-10, rtol=0)
+    torch.testing.assert_close(together.ess[0], 1 / together.log_weights[0].exp().square().sum())
+
+
+@pytest.mark.parametrize("target", [MIXTURE, MIXTURE**1.8], ids=["equal weights", "unequal weights"])
+def test_a_threshold_of_one_always_resamples(target):
+    for n in (1, 3, 7, 10):
+        assert (run(target, n_particles=n, n_batches=5, ess_threshold=1.0).n_resamplings == COARSE.n_levels - 2).all()
+
+
+def test_control_off_weighs_nothing():
+    particles = run(MIXTURE, n_particles=5, n_batches=3)
+    assert particles.log_z.abs().max() <= 1e-10
+    assert (particles.log_weights + math.log(5)).abs().max() <= 1e-10
+    assert run(MIXTURE**1.01, n_particles=5, n_batches=3).log_z.abs().min() > 1e-4
+
+
+def test_one_particle_is_plain_sampling_by_the_proposal():
+    def check(target):
+        one = run(target, n_particles=1, n_batches=2000).flat()
+        plain = cd.Guidance(MIXTURE**1.8, COARSE, process=Gaussian(variance=0.8), seed=5).sample(2000)
+        for i in range(2):
+            assert ks_2samp(one[:, i].numpy(), plain[:, i].numpy()).pvalue > P_VALUE
+
+    check(MIXTURE**1.8)
+    refuted(check, MIXTURE**0.9)
+
+
+@pytest.mark.parametrize("resampling", RESAMPLING)
+def test_batches_are_independent_of_one_another(resampling):
+    """Rows run over batches first, so the first three of eight are the three."""
+    few, many = (run(n_particles=6, n_batches=b, resampling=resampling, ess_threshold=0.9) for b in (3, 8))
+    assert int(few.n_resamplings.sum()) > 0
+    for name in ("x", "log_weights", "log_z", "n_resamplings"):
+        assert torch.equal(getattr(few, name), getattr(many, name)[:3]), name
+
+
+def test_weights_of_batches_count_equally_and_resampled_draws_follow_them():
+    particles = run(n_particles=6, n_batches=4, ess_threshold=0.0)
+    assert float(particles.weights().sum()) == pytest.approx(1.0)
+    draws = torch.stack([particles.resampled(STREAM.at("draw", i))[:, 0].mean() for i in range(2000)])
+    assert_mean(draws, (particles.weights() * particles.flat()[:, 0]).sum())
+
+
+# -- each method's own formula -------------------------------------------------------------------------------
+
+
+def test_cooled_noise_is_feynman_kac_itself_where_exponents_sum_to_one():
+    p, q = MIXTURE, cd.models.GaussianMixture([1.0], [[0.3, 0.1]], [1.0])
+    one, other = (run(cd.guided(p, q, 1.7), weights=w, n_particles=8) for w in ("fkc", "fkc-noise"))
+    assert torch.equal(one.x, other.x)
+    assert torch.equal(one.log_z, other.log_z)
+    hot, cooled = (run(p**1.7, weights=w, n_particles=8) for w in ("fkc", "fkc-noise"))
+    assert not torch.allclose(hot.x, cooled.x)
+
+
+def test_fk_steering_weighs_by_the_reward_alone():
+    """The differences telescope: a path's weight is exp(r_0) of where it ends."""
+
+    def check(weights):
+        target = MIXTURE.tilt(lambda x: x[:, 0] - x[:, 1] ** 2, guidance="gradient")
+        smc = cd.SMC(target, COARSE, n_particles=1, n_batches=20, weights=weights, process=Gaussian(variance=0.8))
+        particles = smc.sample()
+        reward = smc.evaluate(particles.flat(), COARSE.times[:1].expand(20)).reward
+        torch.testing.assert_close(particles.log_z, reward, atol=1e-9, rtol=0)
+
+    check("fk-steering")
+    refuted(check, "twisted")
+
+
+def one_step(target, weights, **options):
+    """A single step from the noise end: where it began, where it ended, its log-weight, and the evaluator."""
+    smc = cd.SMC(target, ONE_STEP, n_particles=1, n_batches=30, weights=weights, process=Gaussian(variance=0.8), **options)
+    start = smc.evaluate.noise(smc.stream.at("noise"), 30)
+    particles = smc.sample()
+    return start, particles.flat(), particles.log_z, smc.evaluate
+
+
+def test_twisted_weights_are_those_of_the_twisted_diffusion_sampler():
+    """p(x_s | x_t) exp(r_s(x_s)) / (q(x_s | x_t) exp(r_t(x_t))), with r_t(x_t) in the first weight."""
+    target = MIXTURE.tilt(lambda x: x[:, 0] - x[:, 1] ** 2, anneal=cd.anneal.power(2, floor=0.2))
+    x_t, x_s, log_w, evaluate = one_step(target, "twisted")
+    s, t = ONE_STEP.times.tolist()
+    s_, t_ = (ONE_STEP.times[i].expand(30) for i in (0, 1))
+    x = x_t.clone().requires_grad_()
+    gradient = torch.autograd.grad((0.2 * (MIXTURE.predict(x, t_) * f64([1, 0])).sum(1) - 0.2 * MIXTURE.predict(x, t_)[:, 1] ** 2).sum(), x)[0]  # fmt: skip
+    d = t**2 - s**2
+    scale = math.sqrt(d - d**2 / (t**2 + 0.8**2))
+    mean = x_t + d * (MIXTURE.predict(x_t, t_) - x_t) / t**2
+    seen = MIXTURE.predict(x_s, s_)
+
+    def check(pull):
+        log_p = Normal(mean, scale).log_prob(x_s).sum(1)
+        log_q = Normal(mean + d * pull, scale).log_prob(x_s).sum(1)
+        torch.testing.assert_close(log_w, seen[:, 0] - seen[:, 1] ** 2 + log_p - log_q, atol=1e-9, rtol=0)
+
+    check(gradient)
+    refuted(check, 0.9 * gradient)
+
+
+def test_feynman_kac_weights_are_the_formula_of_the_correctors():
+    """(d/2)(|S|^2 - sum_j c_j |s_j|^2 + S . grad r) + r_s(x_t) - r_t(x_t), at the noisy end."""
+    q, c = cd.models.GaussianMixture([1.0], [[0.3, 0.1]], [1.0]), (1.6, -0.5)
+    target = (MIXTURE ** c[0] * q ** c[1]).tilt(
+        lambda x: 0.4 * x[:, 0] - x[:, 1] ** 2, on="state", guidance="gradient", anneal=cd.anneal.power(2, floor=0.2)
+    )
+    x, _, log_w, _ = one_step(target, "fkc")
+    s, t = ONE_STEP.times.tolist()
+    scores = [(m.predict(x, ONE_STEP.times[1].expand(30)) - x) / t**2 for m in (MIXTURE, q)]
+    total = c[0] * scores[0] + c[1] * scores[1]
+    gradient = 0.2 * torch.stack([torch.full((30,), 0.4, dtype=torch.float64), -2 * x[:, 1]], dim=1)
+    squares = (total**2).sum(1) - sum(cj * (sj**2).sum(1) for cj, sj in zip(c, scores, strict=True))
+    d, r = t**2 - s**2, 0.4 * x[:, 0] - x[:, 1] ** 2
+    # r_t = 0.2 r is the first weight, and then the weight grows by r_s - r_t at fixed x.
+    expected = d / 2 * (squares + (total * gradient).sum(1)) + r
+    torch.testing.assert_close(log_w, expected, atol=1e-9, rtol=0)
+    refuted(torch.testing.assert_close, log_w, expected + d / 2 * (total * gradient).sum(1), atol=1e-9, rtol=0)
