@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m crepe_diffusion.experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types bench tables format clean
+.PHONY: help demo test test-slow kill-test lint types bench tables format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,15 +18,19 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## control a small analytic model and compare with the truth
 	$(RUN).minibatch
+	$(BIN)/crepe-diffusion run mixture-tilt
 
 # Two workers with as many threads each as there are cores would only wait for one another.
-test test-slow: export OMP_NUM_THREADS := 1
+test test-slow kill-test: export OMP_NUM_THREADS := 1
 
 test: $(READY) ## run the fast tests
 	$(BIN)/python -m pytest -n 2
 
 test-slow: $(READY) ## run the heavier checks
 	$(BIN)/python -m pytest -n 2 -m slow
+
+kill-test: $(READY) ## kill runs a hundred times, and in every write; damage, watch and weigh them
+	$(BIN)/python -m pytest tests/test_run_kill.py -m "slow or not slow" -s
 
 lint: $(READY) ## check style, formatting and the direction of imports
 	$(BIN)/ruff check .

@@ -10,9 +10,9 @@ import math
 
 import pytest
 import torch
-from checks import assert_frequencies, f64, refuted
 
 import crepe_diffusion as cd
+from checks import assert_frequencies, f64, refuted
 from crepe_diffusion.processes import Euler, Law, Masked, Uniform, View
 from crepe_diffusion.random import Stream
 

@@ -158,8 +158,8 @@ def tilted():
 
 
 def chain_samples(target, **options):
-    chain = cd.ReplicaExchange(target, LEVELS, seed=4, explorer=cd.Bounce(), fit_samples=32, **options)
-    return chain.sample(6).x
+    chain = cd.ReplicaExchange(target, LEVELS, seed=4, explorer=cd.Bounce(), fit_samples=16, **options)
+    return chain.sample(4).x
 
 
 def smc_samples(target, **options):
@@ -170,7 +170,7 @@ def smc_samples(target, **options):
 def test_samples_are_bit_identical_for_any_micro_batch(sampler):
     def check(target):
         whole = sampler(target)
-        for size in (1, 4, 7, 1000):
+        for size in (1, 7, 1000):
             assert torch.equal(whole, sampler(target, micro_batch=size)), size
 
     check(tilted())

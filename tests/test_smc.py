@@ -9,11 +9,11 @@ import math
 
 import pytest
 import torch
-from checks import P_VALUE, assert_mean, f64, refuted
 from scipy.stats import ks_2samp
 from torch.distributions import Normal
 
 import crepe_diffusion as cd
+from checks import P_VALUE, assert_mean, f64, refuted
 from crepe_diffusion.processes import FisherTable, Gaussian
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.smc import RESAMPLING, partial, resample
@@ -70,9 +70,16 @@ def test_log_z_and_means_are_unbiased_for_every_resampling_and_proposal(resampli
     """Tilted on the state, and not annealed away: the noise end is then not the noise law, and weights say so."""
     target = product().tilt(lambda x: B * x[:, 0], on="state", anneal=cd.anneal.power(2, floor=0.1))
     smc = cd.SMC(
-        target, COARSE, n_particles=6, n_batches=3000, resampling=resampling, ess_threshold=0.8,
-        process=exact_process(COARSE), proposal=cd.Proposal(k), seed=1,
-    )  # fmt: skip
+        target,
+        COARSE,
+        n_particles=6,
+        n_batches=3000,
+        resampling=resampling,
+        ess_threshold=0.8,
+        process=exact_process(COARSE),
+        proposal=cd.Proposal(k),
+        seed=1,
+    )
     particles = smc.sample()
     t_0, t_top = float(COARSE.times[0]), float(COARSE.times[-1])
     log_z, mean, _ = law_at(t_0, slope=B)
@@ -269,7 +276,9 @@ def test_fk_steering_weighs_by_the_reward_alone():
 
 def one_step(target, weights, **options):
     """A single step from the noise end: where it began, where it ended, its log-weight, and the evaluator."""
-    smc = cd.SMC(target, ONE_STEP, n_particles=1, n_batches=30, weights=weights, process=Gaussian(variance=0.8), **options)
+    smc = cd.SMC(
+        target, ONE_STEP, n_particles=1, n_batches=30, weights=weights, process=Gaussian(variance=0.8), **options
+    )
     start = smc.evaluate.noise(smc.stream.at("noise"), 30)
     particles = smc.sample()
     return start, particles.flat(), particles.log_z, smc.evaluate
@@ -278,11 +287,12 @@ def one_step(target, weights, **options):
 def test_twisted_weights_are_those_of_the_twisted_diffusion_sampler():
     """p(x_s | x_t) exp(r_s(x_s)) / (q(x_s | x_t) exp(r_t(x_t))), with r_t(x_t) in the first weight."""
     target = MIXTURE.tilt(lambda x: x[:, 0] - x[:, 1] ** 2, anneal=cd.anneal.power(2, floor=0.2))
-    x_t, x_s, log_w, evaluate = one_step(target, "twisted")
+    x_t, x_s, log_w, _ = one_step(target, "twisted")
     s, t = ONE_STEP.times.tolist()
     s_, t_ = (ONE_STEP.times[i].expand(30) for i in (0, 1))
     x = x_t.clone().requires_grad_()
-    gradient = torch.autograd.grad((0.2 * (MIXTURE.predict(x, t_) * f64([1, 0])).sum(1) - 0.2 * MIXTURE.predict(x, t_)[:, 1] ** 2).sum(), x)[0]  # fmt: skip
+    seen = MIXTURE.predict(x, t_)
+    gradient = torch.autograd.grad(0.2 * (seen[:, 0] - seen[:, 1] ** 2).sum(), x)[0]
     d = t**2 - s**2
     scale = math.sqrt(d - d**2 / (t**2 + 0.8**2))
     mean = x_t + d * (MIXTURE.predict(x_t, t_) - x_t) / t**2

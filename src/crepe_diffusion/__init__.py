@@ -9,6 +9,8 @@
 torch.Size([50, 2, 1])
 """
 
+from typing import TYPE_CHECKING, Any
+
 from crepe_diffusion import models, processes
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
 from crepe_diffusion.errors import InputError, NonFiniteError
@@ -17,6 +19,9 @@ from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers import SMC, Guidance, ReplicaExchange, equal_rejection, fit_information
 from crepe_diffusion.schedules import Ladder, anneal, ladder
 from crepe_diffusion.targets import Proposal, Reward, Target, guided
+
+if TYPE_CHECKING:
+    from crepe_diffusion.run import Run, RunData
 
 __version__ = "0.1.0"
 
@@ -34,6 +39,8 @@ __all__ = [
     "Proposal",
     "ReplicaExchange",
     "Reward",
+    "Run",
+    "RunData",
     "Stream",
     "Target",
     "anneal",
@@ -46,3 +53,14 @@ __all__ = [
     "processes",
     "rhat",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Runs are imported when they are first asked for, so that samplers need nothing of what they need."""
+    if name not in ("Run", "RunData"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from crepe_diffusion import run
+    except ModuleNotFoundError as error:
+        raise ImportError(f"cd.{name} needs {error.name!r}: pip install 'crepe-diffusion[run]'") from error
+    return getattr(run, name)

@@ -281,16 +281,21 @@ def _backward(down: Tensor, up: Tensor) -> Tensor:
 
 
 def _bar(down: Tensor, up: Tensor) -> Tensor:
-    """The root of `sum sigmoid(d - W_down) ... `: as many paths down as up, so the offset is the answer itself.
+    """The c at which `E_down[f(c - W)] = E_up[f(W - c)]`, with `f(x) = 1 / (1 + exp(x))` (Bennett 1976).
 
-    For any c, `exp(c) E_down[f(c - W)] / E_up[f(W - c)]` with the logistic f equals Z_s / Z_t; the best c is that
-    value (Bennett 1976). The difference falls in c, so bisection cannot miss.
+    For any c, `exp(c) E_down[f(c - W)] / E_up[f(W - c)]` equals Z_s / Z_t, and with as many paths down as up the best
+    c is that value itself. The difference falls in c: Newton's step where it stays in the bracket, halving elsewhere.
     """
     down, up = down.nan_to_num(nan=-1e30), up.nan_to_num(nan=1e30)
     low = torch.minimum(down.amin(0), up.amin(0)).clamp(min=-1e6) - 10
     high = torch.maximum(down.amax(0), up.amax(0)).clamp(max=1e6) + 10
+    c = (down.clamp(low, high).mean(0) + up.clamp(low, high).mean(0)) / 2  # the answer itself for Gaussian works
     for _ in range(80):
-        c = (low + high) / 2
-        too_low = torch.sigmoid(down - c).mean(0) > torch.sigmoid(c - up).mean(0)
-        low, high = torch.where(too_low, c, low), torch.where(too_low, high, c)
-    return (low + high) / 2
+        a, b = torch.sigmoid(down - c), torch.sigmoid(c - up)
+        difference = a.mean(0) - b.mean(0)
+        low, high = torch.where(difference > 0, c, low), torch.where(difference > 0, high, c)
+        step = c + difference / (a - a.square()).mean(0).add((b - b.square()).mean(0)).clamp(min=1e-300)
+        before, c = c, torch.where((low <= step) & (step <= high), step, (low + high) / 2)
+        if float((c - before).abs().max()) < 1e-10:
+            break
+    return c

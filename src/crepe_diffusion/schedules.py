@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -39,8 +40,7 @@ class Ladder:
     def __post_init__(self) -> None:
         times = torch.as_tensor(self.times, dtype=torch.float64)
         object.__setattr__(self, "times", times)
-        if self.substeps < 1 or int(self.substeps) != self.substeps:
-            raise InputError(f"substeps must be a positive integer, got {self.substeps!r}")
+        _integer("substeps", self.substeps, "a positive integer", 1)
         if times.ndim != 1 or len(times) < 2:
             raise InputError(f"a ladder needs at least two times in one dimension, got shape {tuple(times.shape)}")
         if (len(times) - 1) % self.substeps:
@@ -52,7 +52,7 @@ class Ladder:
             i = int((gaps <= 0).nonzero()[0])
             raise InputError(f"times must increase: entry {i + 1} is {times[i + 1].item():g} after {times[i].item():g}")
         below = [float(times[0]), *self.finish]
-        if any(b >= a for a, b in pairwise(below)) or min(below) < 0:
+        if not all(a > b >= 0 for a, b in pairwise(below)):
             raise InputError(f"finish times must fall from below {below[0]:g} and not be negative, got {self.finish}")
         if self.origin is None:
             object.__setattr__(self, "origin", times)
@@ -63,7 +63,7 @@ class Ladder:
 
     @property
     def levels(self) -> Tensor:
-        return self.times[:: self.substeps]
+        return self.times[:: self.substeps].contiguous()
 
     def progress(self, t: Tensor) -> Tensor:
         """The share of the way from the noise end (0) to the data end (1), along the first ladder's index."""
@@ -149,11 +149,15 @@ def _positive(**values: float) -> None:
             raise InputError(f"{name} must be positive, got {value!r}")
 
 
+def _integer(name: str, value: object, wanted: str, least: int) -> None:
+    if not isinstance(value, Integral) or int(value) < least:
+        raise InputError(f"{name} must be {wanted}, got {value!r}")
+
+
 def _unit(n_levels: int, substeps: int, n_finish: int) -> Tensor:
-    if n_levels < 2 or int(n_levels) != n_levels:
-        raise InputError(f"n_levels must be an integer of at least 2, got {n_levels!r}")
-    if n_finish < 0 or int(n_finish) != n_finish:
-        raise InputError(f"n_finish must be a non-negative integer, got {n_finish!r}")
+    _integer("n_levels", n_levels, "an integer of at least 2", 2)
+    _integer("substeps", substeps, "a positive integer", 1)
+    _integer("n_finish", n_finish, "a non-negative integer", 0)
     return torch.linspace(0, 1, (n_levels - 1) * substeps + 1 + n_finish, dtype=torch.float64)
 
 

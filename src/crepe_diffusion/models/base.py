@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes import Gaussian, Masked, Process, Uniform
 from crepe_diffusion.processes.base import check_choice
+from crepe_diffusion.processes.gaussian import GaussianProcess
 
 if TYPE_CHECKING:
     from crepe_diffusion.targets import Target
@@ -166,7 +168,13 @@ class Segments(Model):
         self.network_rows = self.n * model.network_rows
 
     def process(self) -> Process:
-        return self.model.process()
+        """The model's own, with its axes and coordinates moved behind the segment axis."""
+        process = self.model.process()
+        if isinstance(process, GaussianProcess) and process.zero_mean is not None:
+            process = replace(process, zero_mean=process.zero_mean + 1)
+        if isinstance(process, GaussianProcess) and process.basis is not None:
+            process = replace(process, basis=torch.block_diag(*[process.basis] * self.n))
+        return process
 
     @property
     def network(self) -> Hashable:

@@ -1,0 +1,344 @@
+"""The command line: run, resume, refine, report, compare, check, list."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import tomllib
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from crepe_diffusion.errors import InputError, NonFiniteError
+
+if TYPE_CHECKING:
+    from crepe_diffusion.run import Progress, Run
+
+__all__ = ["main"]
+
+Command = Callable[[argparse.Namespace], int]
+FINISHED, FAILED, USAGE, INTERRUPTED, DAMAGED = 0, 1, 2, 3, 4
+
+EXAMPLES = """\
+examples:
+  crepe-diffusion list                                      built-in experiments
+  crepe-diffusion run mixture-tilt --out runs/tilt          one of them, as it comes
+  crepe-diffusion run my.toml --set sampler.seed=3          your own, with one value changed
+  crepe-diffusion resume runs/tilt --iterations 10000       go on, for longer
+  crepe-diffusion refine runs/tilt --add wall kind=near centre=2.0 scale=0.5
+  crepe-diffusion refine runs/tilt --change wall scale=2 --remove right
+  crepe-diffusion report runs/tilt                          runs/tilt/report.html
+  crepe-diffusion compare runs/tilt runs/other --out compare.html
+  crepe-diffusion check runs/tilt                           verify every file
+
+exit codes:
+  0  done, a stop rule was met        3  stopped by Ctrl-C or SIGTERM, everything written; resume goes on
+  1  failed                           4  a file is damaged; its name is on standard error
+  2  a wrong argument or configuration
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    command: Command = given.command
+    try:
+        return command(given)
+    except KeyboardInterrupt:
+        print("stopped at once; resume goes on from the last checkpoint", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone; so should we, without complaint at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if given.traceback:
+            traceback.print_exc()
+        kind = "" if isinstance(error, (InputError, RuntimeError, NonFiniteError)) else f"{type(error).__name__}: "
+        print(f"crepe-diffusion: {kind}{error}", file=sys.stderr)
+        if not kind and not isinstance(error, RuntimeError):
+            return USAGE if isinstance(error, InputError) else FAILED
+        if not given.traceback and kind:
+            print("(--traceback shows where)", file=sys.stderr)
+        return DAMAGED if type(error).__name__ == "DamagedError" else FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="crepe-diffusion",
+        description="Control pretrained diffusion models by replica exchange; a run is a folder.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--traceback", action="store_true", help="show where an error came from")
+    shared.add_argument("--quiet", action="store_true", help="print errors only")
+    stop = argparse.ArgumentParser(add_help=False)
+    rules = stop.add_argument_group("stop rules (in place of the configuration's; whichever is met first)")
+    rules.add_argument("--iterations", type=int, metavar="N", help="iterations since the beginning")
+    rules.add_argument("--seconds", type=float, metavar="S", help="seconds of running, over all sessions")
+    rules.add_argument("--evaluations", type=int, metavar="N", help="network rows")
+    rules.add_argument("--ess", type=float, metavar="N", help="effective sample size")
+    rules.add_argument("--ess-scalar", metavar="NAME", help="of this scalar (default: of every one)")
+    stop.add_argument("--no-report", action="store_true", help="do not write report.html at the end")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, function: Callable[[argparse.Namespace], int], help: str, *parents: argparse.ArgumentParser
+    ) -> Any:
+        sub = commands.add_parser(name, help=help, description=help, parents=[shared, *parents])
+        sub.set_defaults(command=function)
+        return sub
+
+    sub = add("run", _run, "start a run from a TOML file or a built-in experiment", stop)
+    sub.add_argument("config", metavar="CONFIG", help="a TOML file, or a name from `crepe-diffusion list`")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME, runs/NAME-2, ...)")
+    sub.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value")
+    sub = add("resume", _resume, "go on with a run, bit for bit where it was left", stop)
+    sub.add_argument("folder", type=Path, metavar="DIR")
+    sub.add_argument("--allow-changed", action="store_true", help="accept a changed configuration or model")
+    sub = add("refine", _refine, "add, change or remove reward terms of a run, stopped or running")
+    sub.add_argument("folder", type=Path, metavar="DIR")
+    sub.add_argument("--add", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"))
+    sub.add_argument("--change", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"))
+    sub.add_argument("--remove", nargs="+", action="extend", default=[], metavar="NAME")
+    sub.add_argument("--wait", type=float, default=30.0, metavar="S", help="how long to wait for a running process")
+    sub = add("report", _report, "write report.html: verdict first, then figures")
+    sub.add_argument("folder", type=Path, metavar="DIR")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="default: DIR/report.html")
+    sub = add("compare", _compare, "put several runs side by side at equal network evaluations")
+    sub.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    sub.add_argument("--out", type=Path, default=Path("compare.html"), metavar="FILE")
+    sub = add("check", _check, "verify every checksum and array, and name the files that are bad")
+    sub.add_argument("folder", type=Path, metavar="DIR")
+    add("list", _list, "the built-in experiments")
+    return parser
+
+
+# -- commands --------------------------------------------------------------------------------------------------
+
+
+def _run(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments import builtin
+    from crepe_diffusion.run import Run
+    from crepe_diffusion.run.config import read_toml
+
+    path = Path(given.config)
+    is_name = path.suffix != ".toml" and not path.exists()
+    if is_name and path.name.replace("-", "_") in builtin.__all__:
+        config = builtin.preset(given.config)
+    elif is_name:
+        from crepe_diffusion.run.experiment import find
+
+        find(given.config)  # says what there is
+        config = {"experiment": given.config}
+    else:
+        config = read_toml(path)
+    for text in given.set:
+        _assign(config, text)
+    folder = given.out or _free(Path("runs") / path.stem)
+    run = Run.start(folder, config, import_path="" if is_name else str(path.resolve().parent))
+    return _go(run, given)
+
+
+def _resume(given: argparse.Namespace) -> int:
+    from crepe_diffusion.run import Run
+
+    def tell(text: str) -> None:
+        print(f"crepe-diffusion: {text}", file=sys.stderr)
+
+    return _go(Run.resume(given.folder, allow_changed=given.allow_changed, tell=tell), given)
+
+
+def _go(run: Run, given: argparse.Namespace) -> int:
+    """Run until a stop rule is met, show how it goes, and say where everything lies."""
+    with run, _bar(given.quiet, str(run.folder)) as progress:
+        outcome = run.run(
+            iterations=given.iterations,
+            seconds=given.seconds,
+            evaluations=given.evaluations,
+            ess=given.ess,
+            ess_scalar=given.ess_scalar,
+            progress=progress,
+        )
+    if not given.quiet:
+        print(f"{run.folder}: {outcome.reason} after {run.chain.iteration} iterations")
+    if outcome.finished and not given.no_report:
+        path = _write_report(run.folder, run.folder / "report.html", given.quiet)
+        if path is not None and not given.quiet:
+            print(path)
+    return FINISHED if outcome.finished else INTERRUPTED
+
+
+def _refine(given: argparse.Namespace) -> int:
+    from crepe_diffusion.run import control
+    from crepe_diffusion.run.config import read_toml, reward_table
+    from crepe_diffusion.run.experiment import build
+    from crepe_diffusion.run.folder import read_targets, require_run, status
+
+    require_run(given.folder)
+    add = [_reward(words) for words in given.add]
+    change = {words[0]: {k: v for k, v in _reward(words).items() if k != "name"} for words in given.change}
+    if not (add or change or given.remove):
+        raise InputError("nothing to do: give --add, --change or --remove")
+    request = control.Request("", add, given.remove, change)
+    rewards = control.refined(read_targets(given.folder)[-1]["rewards"], request)
+    running = status(given.folder) == "running"
+    if not running:
+        config = read_toml(given.folder / "config.toml")
+        if config["experiment"] != "python":
+            experiment, _ = build(config["experiment"], config.get("options", {}))
+            for table in rewards:
+                reward_table(table, experiment)
+    path = control.ask(given.folder, request)
+    if not running:
+        print(f"{given.folder} is not running; the new target is in force when it is resumed")
+        return FINISHED
+    answer = control.await_answer(path, given.wait)
+    if answer is None:
+        print(f"{given.folder} has not answered within {given.wait:g} s; it will after its present iteration")
+        return FINISHED
+    accepted, text = answer
+    if not accepted:
+        raise InputError(f"refused, the run goes on as before: {text}")
+    print(f"{given.folder}: {text}")
+    return FINISHED
+
+
+def _report(given: argparse.Namespace) -> int:
+    path = _write_report(given.folder, given.out or given.folder / "report.html", quiet=False)
+    if path is not None:
+        print(path)
+    return FINISHED if path is not None else FAILED
+
+
+def _compare(given: argparse.Namespace) -> int:
+    from crepe_diffusion.run import RunData
+    from crepe_diffusion.run.report import write_comparison
+
+    print(write_comparison([RunData.read(folder) for folder in given.folders], given.out))
+    return FINISHED
+
+
+def _check(given: argparse.Namespace) -> int:
+    from crepe_diffusion.run.folder import problems
+
+    found = list(problems(given.folder))
+    for error in found:
+        print(error, file=sys.stderr)
+    if not given.quiet:
+        print(f"{given.folder}: {'all files are whole' if not found else f'{len(found)} bad'}")
+    return DAMAGED if found else FINISHED
+
+
+def _list(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments import builtin
+
+    names = [name.replace("_", "-") for name in builtin.__all__]
+    for name in names:
+        summary = (getattr(builtin, name.replace("-", "_")).__doc__ or "").splitlines()[0]
+        print(f"{name:<{max(map(len, names))}}  {summary}")
+    return FINISHED
+
+
+# -- parts -----------------------------------------------------------------------------------------------------
+
+
+def _write_report(folder: Path, path: Path, quiet: bool) -> Path | None:
+    from crepe_diffusion.run import RunData
+
+    try:
+        from crepe_diffusion.run.report import write_report
+    except ImportError as error:
+        if not quiet:
+            print(f"no report: {error}; pip install 'crepe-diffusion[plots]'", file=sys.stderr)
+        return None
+    return Path(write_report(RunData.read(folder), path))
+
+
+def _free(folder: Path) -> Path:
+    """The folder, or the first numbered one beside it that does not exist."""
+    n, free = 1, folder
+    while free.exists():
+        n += 1
+        free = folder.with_name(f"{folder.name}-{n}")
+    return free
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what is none is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _assign(config: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    *tables, last = key.strip().split(".")
+    if not equals or not last:
+        raise InputError(f"--set wants TABLE.KEY=VALUE, such as sampler.seed=3; got {text!r}")
+    place: Any = config
+    for name in tables:
+        place = place.setdefault(name, {})
+        if not isinstance(place, dict):
+            raise InputError(f"--set {text!r}: {name!r} is not a table; rewards are changed in the file or by refine")
+    place[last] = _value(value.strip())
+
+
+def _reward(words: list[str]) -> dict[str, Any]:
+    """`NAME KEY=VALUE ...` as a reward table; keys that it does not know are parameters of its function."""
+    from crepe_diffusion.run.config import RewardTable
+
+    table: dict[str, Any] = {"name": words[0]}
+    parameters: dict[str, Any] = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"{words[0]!r} is followed by KEY=VALUE pairs, got {word!r}")
+        known = key in RewardTable.__dataclass_fields__ and key != "parameters"
+        (table if known else parameters)[key.removeprefix("parameters.")] = _value(value)
+    return {**table, "parameters": parameters} if parameters else table
+
+
+@contextmanager
+def _bar(quiet: bool, name: str) -> Any:
+    """Something to call with `Progress`: a bar on a terminal, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bars
+    except ImportError:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}"))
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(name, total=1.0, state="")
+
+        def show(p: Progress) -> None:
+            bars.update(task, completed=p.share, state=_state(p))
+
+        yield show
+
+
+def _state(p: Progress) -> str:
+    """`1,200 it  312 it/s  acceptance 0.52  ESS 340  0:42 left`."""
+    parts = [f"{p.iteration:,} it", f"{p.rate:.3g} it/s"]
+    parts += [f"acceptance {p.acceptance:.2f}"] if math.isfinite(p.acceptance) else []
+    parts += [f"ESS {p.ess:.0f}"] if p.ess > 0 else []
+    if math.isfinite(p.seconds_left):
+        minutes, seconds = divmod(round(p.seconds_left), 60)
+        parts.append(f"{minutes}:{seconds:02d} left")
+    return "  ".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""A run is a folder; this is where each thing lies, who holds it, and how all of it is read.
+
+config.toml   run.json   targets.json   samples.zarr/   checkpoints/   control/   log.txt   outcome.json   report.html
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crepe_diffusion.diagnostics import Diagnostics
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.run import checkpoint
+from crepe_diffusion.run.config import read_toml
+from crepe_diffusion.run.data import RunData
+from crepe_diffusion.run.files import DamagedError, digest, read_json
+from crepe_diffusion.run.store import read_store, verify_store
+from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.targets import Counts
+
+try:
+    import fcntl
+except ImportError:  # no such locks on Windows: nothing then keeps two processes from one run
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Lock", "is_run", "n_burnt", "problems", "read_run", "read_targets", "status"]
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "config.toml").is_file()
+
+
+def require_run(folder: Path) -> None:
+    if not folder.is_dir():
+        raise InputError(f"{folder} does not exist; a run is a folder made by `crepe-diffusion run CONFIG --out DIR`")
+    if not is_run(folder):
+        raise InputError(f"{folder} holds no run: there is no config.toml in it")
+
+
+class Lock:
+    """Held by the process that runs a run; the system lets go of it however that process ends."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / ".lock"
+        self.file: Any = None
+
+    def acquire(self) -> None:
+        if fcntl is None:
+            return
+        self.file = open(self.path, "a+")  # noqa: SIM115 - held until release
+        # Someone who asks for the status holds it for a moment; someone who runs holds it for long.
+        for _ in range(50):
+            try:
+                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.02)
+        else:
+            self.file.close()
+            self.file = None
+            raise InputError(f"{self.path.parent} is being run by another process; stop that one first")
+
+    def release(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.file = None
+
+    def is_held(self) -> bool:
+        """Whether some process holds it."""
+        if self.file is not None:
+            return True
+        if fcntl is None or not self.path.exists():
+            return False
+        try:
+            with open(self.path) as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
+
+
+def status(folder: Path) -> str:
+    """`running`, `finished` (a stop rule was met) or `stopped` (killed, interrupted or failed; `resume` goes on)."""
+    if Lock(folder).is_held():
+        return "running"
+    try:
+        return "finished" if read_json(folder / "outcome.json")["finished"] else "stopped"
+    except (OSError, DamagedError):
+        return "stopped"
+
+
+def read_targets(folder: Path) -> list[dict[str, Any]]:
+    """The history of targets, each with the iteration from which it is in force."""
+    try:
+        return list(read_json(folder / "targets.json")["targets"])
+    except OSError as error:
+        raise DamagedError(folder / "targets.json", f"missing or unreadable ({error.strerror})") from None
+
+
+def n_burnt(iteration: np.ndarray, targets: list[dict[str, Any]], burn_in: int) -> int:
+    """How many draws lie before the end of the last target's burn-in."""
+    return int((iteration < targets[-1]["from_iteration"] + burn_in).sum())
+
+
+def read_run(folder: Path) -> RunData:
+    """Everything of a run, verified; see `RunData.read`."""
+    require_run(folder)
+    config = read_toml(folder / "config.toml")
+    notes: list[str] = []
+    try:
+        burn_in = int(config["output"]["burn_in"])
+        if digest((folder / "config.toml").read_bytes()) != read_json(folder / "run.json")["config_text"]:
+            notes.append(f"{folder / 'config.toml'}: changed since the run wrote it")
+    except (KeyError, TypeError, ValueError):
+        raise DamagedError(folder / "config.toml", "not the configuration that was written") from None
+    except (OSError, DamagedError) as error:
+        notes.append(str(error))
+    if not (folder / "checkpoints").is_dir():
+        raise InputError(f"{folder} has not sampled anything yet")
+    _, _, tensors = checkpoint.newest(folder, lambda error: notes.append(str(error)), only_reported=True)
+    draws, trace = read_store(folder / "samples.zarr")
+    targets = read_targets(folder)
+    _check_order(folder, draws, trace, len(targets))
+
+    def part(name: str) -> dict[str, Any]:
+        return {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(name + ".")}
+
+    ladder = Ladder.from_state_dict(part("ladder"))
+    return RunData(
+        name=folder.resolve().name,
+        path=folder,
+        config=config,
+        status=status(folder),
+        x=draws["x"],
+        iteration=draws["iteration"],
+        replica=draws["replica"],
+        born=draws["born"],
+        target=draws["target"],
+        targets=[{"from_iteration": t["from_iteration"], "rewards": t["rewards"]} for t in targets],
+        burn_in=n_burnt(draws["iteration"], targets, burn_in),
+        scalars={name[8:]: values for name, values in draws.items() if name.startswith("scalars/")},
+        trace=trace,
+        levels=ladder.levels.numpy(),
+        substeps=ladder.substeps,
+        diagnostics=Diagnostics.from_state_dict(part("diagnostics")),
+        counts=Counts.from_state_dict(part("counts")),
+        notes=notes,
+    )
+
+
+def _check_order(folder: Path, draws: dict[str, np.ndarray], trace: dict[str, np.ndarray], n_targets: int) -> None:
+    """Draws and trace rows in the order in which they were made: a lost chunk that left no other sign shows here."""
+    for name, table in (("iteration", draws), ("trace/iteration", trace)):
+        values = table["iteration"]
+        if len(values) and (values[0] < 1 or (np.diff(values) <= 0).any()):
+            raise DamagedError(folder / "samples.zarr" / name, "iterations do not increase")
+    index = draws["target"]
+    if len(index) and (index.min() < 0 or index.max() >= n_targets):
+        raise DamagedError(folder / "targets.json", f"knows {n_targets} targets, but draws name {index.max() + 1}")
+
+
+def problems(folder: Path) -> Iterator[DamagedError]:
+    """Everything that is wrong with a run, file by file; nothing where all is well."""
+    require_run(folder)
+    try:
+        config = read_toml(folder / "config.toml")
+    except InputError as error:
+        yield DamagedError(folder / "config.toml", str(error))
+        config = {}
+    for name in ("run.json", "targets.json", "outcome.json"):
+        path = folder / name
+        try:
+            value = read_json(path)
+            if name == "run.json" and config:
+                text = (folder / "config.toml").read_bytes()
+                if digest(text) != value["config_text"]:
+                    yield DamagedError(folder / "config.toml", "changed since the run wrote it")
+        except FileNotFoundError:
+            if name != "outcome.json":
+                yield DamagedError(path, "missing")
+        except OSError as error:
+            yield DamagedError(path, f"unreadable ({error.strerror})")
+        except DamagedError as error:
+            yield error
+    yield from checkpoint.verify(folder)
+    yield from verify_store(folder / "samples.zarr")
+    try:
+        read_run(folder)
+    except (DamagedError, InputError) as error:
+        if isinstance(error, DamagedError) and error.path.suffix == "":
+            yield error
+    for name in sorted(os.listdir(folder / "checkpoints") if (folder / "checkpoints").is_dir() else []):
+        if name.startswith("damaged-"):
+            yield DamagedError(folder / "checkpoints" / name, "set aside by an earlier resume; safe to delete")

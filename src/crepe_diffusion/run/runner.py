@@ -1,0 +1,950 @@
+"""A run in its folder: the sampler's loop with everything around it that lasts.
+
+while no stop rule is met
+    change the target, where someone asked for it      (targets.json)
+    one iteration of the chain
+    keep the draw and what happened                    (samples.zarr)
+    now and then, make all of it last                  (checkpoints/)
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crepe_diffusion.diagnostics import ess
+from crepe_diffusion.errors import InputError, NonFiniteError
+from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis
+from crepe_diffusion.models import Model
+from crepe_diffusion.processes import Process
+from crepe_diffusion.random import Stream
+from crepe_diffusion.run import checkpoint, control
+from crepe_diffusion.run.config import Config, StopTable, read_toml, reward_table
+from crepe_diffusion.run.data import RunData, default_scalars
+from crepe_diffusion.run.experiment import Experiment, build
+from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers, digest, publish, read_json, write_json
+from crepe_diffusion.run.folder import Lock, is_run, n_burnt, read_targets, require_run
+from crepe_diffusion.run.log import Log
+from crepe_diffusion.run.store import Column, Store, read_manifest, read_store, verify_store, zarr_type
+from crepe_diffusion.samplers import Info, ReplicaExchange
+from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.targets import Counts, Evaluator, Proposal, Reward, Target
+
+__all__ = ["Outcome", "Progress", "Run"]
+
+SCHEMA = 1
+MOST_LEVELS_TRACED = 1024
+CONTROL_SECONDS = 0.2
+PROGRESS_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Why a run stopped; `finished` if by one of its stop rules."""
+
+    reason: str
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands, for whoever wants to show it. NaN: not known yet."""
+
+    iteration: int
+    seconds: float
+    rate: float
+    acceptance: float
+    ess: float
+    evaluations: int
+    seconds_left: float
+    share: float
+    target: int
+
+
+class Run:
+    """A replica exchange whose samples, state and history live in a folder.
+
+    `target` and `ladder` and the settings behind them are those of `ReplicaExchange`; the others are described in
+    `docs/runs.md`. A run made in Python is resumed in Python, with the same target.
+
+    >>> import tempfile
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> from crepe_diffusion.schedules import ladder
+    >>> p = GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
+    >>> folder = tempfile.mkdtemp() + "/first"
+    >>> run = Run(folder, p ** 2.0, ladder.karras(6, 0.05, 20.0), n_chains=2)
+    >>> run.run(iterations=10).reason
+    'iterations = 10'
+    >>> run.refine(add=[Reward(lambda x: x[:, 0], name="right")])
+    >>> run.run(iterations=20).finished
+    True
+    >>> run.data().target.tolist() == [0] * 10 + [1] * 10
+    True
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        target: Target | Model,
+        ladder: Ladder,
+        *,
+        n_chains: int = 1,
+        seed: int = 0,
+        process: Process | None = None,
+        proposal: Proposal | None = None,
+        explorer: Explorer | None = None,
+        micro_batch: int | None = None,
+        nonfinite: str = "raise",
+        fit_samples: int = 256,
+        thin: int = 1,
+        burn_in: int = 0,
+        scalars: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        trace_every: int = 1,
+        checkpoint_seconds: float = 60.0,
+        checkpoint_iterations: int = 0,
+        flush_seconds: float = 10.0,
+    ):
+        if isinstance(target, Model):
+            target = target.as_target()
+        if not isinstance(target, Target) or not isinstance(ladder, Ladder):
+            raise InputError(f"a run needs a target and a Ladder, got {target!r} and {ladder!r}")
+        experiment = _python_experiment(target, target.rewards, scalars, process)
+        proposal = proposal or Proposal()
+        given = {
+            "experiment": "python",
+            "ladder": {
+                "kind": "times",
+                "times": ladder.times.tolist(),
+                "substeps": ladder.substeps,
+                "finish": list(ladder.finish),
+            },
+            "sampler": {
+                "n_chains": n_chains,
+                "seed": seed,
+                **_explorer_table(explorer),
+                "proposal": proposal.k if isinstance(proposal.k, str) else list(proposal.k),
+                "proposal_exponents": list(proposal.exponents or ()),
+                "guidance": proposal.guidance or "",
+                "clip": proposal.clip or 0.0,
+                "micro_batch": micro_batch or 0,
+                "nonfinite": nonfinite,
+                "fit_samples": fit_samples,
+            },
+            "output": {
+                "thin": thin,
+                "burn_in": burn_in,
+                "trace_every": trace_every,
+                "checkpoint_seconds": checkpoint_seconds,
+                "checkpoint_iterations": checkpoint_iterations,
+                "flush_seconds": flush_seconds,
+            },
+            "reward": [_python_reward(r) for r in target.rewards],
+        }
+        self._create(Path(folder), Config.resolve(given, experiment, {}), experiment, ladder)
+
+    @classmethod
+    def start(cls, folder: str | Path, config: Mapping[str, Any] | str | Path, *, import_path: str = "") -> Run:
+        """A new run from a configuration: a TOML file or the same as a dictionary.
+
+        A file's `module:function`s are looked for in its own folder too, those of a dictionary in `import_path`.
+        """
+        run = cls.__new__(cls)
+        if isinstance(config, (str, Path)):
+            given, import_path = read_toml(Path(config)), str(Path(config).resolve().parent)
+        else:
+            given = dict(config)
+        run.import_path = import_path
+        _make_importable(import_path)
+        if not isinstance(given.get("experiment"), str):
+            raise InputError('a configuration names its experiment: experiment = "mixture-tilt"')
+        options = given.get("options", {})
+        if not isinstance(options, Mapping):
+            raise InputError(f"options must be a table, [options], got {options!r}")
+        experiment, options = build(given["experiment"], options)
+        run._create(Path(folder), Config.resolve(given, experiment, options), experiment, None)
+        return run
+
+    @classmethod
+    def resume(
+        cls,
+        folder: str | Path,
+        *,
+        target: Target | Model | None = None,
+        rewards: Iterable[Reward] = (),
+        scalars: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        process: Process | None = None,
+        allow_changed: bool = False,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> Run:
+        """Go on where the run was left, bit for bit, however it ended.
+
+        A run that was made in Python needs its target again, its process and scalars if it had any, and the `rewards`
+        that were added later. A changed model or configuration is refused unless `allow_changed`. `tell` hears what a
+        person should know, such as a damaged checkpoint; it is in the log too.
+        """
+        folder = Path(folder)
+        require_run(folder)
+        given = read_toml(folder / "config.toml")
+        run = cls.__new__(cls)
+        run.import_path = _import_path(folder)
+        _make_importable(run.import_path)
+        if given.get("experiment") == "python":
+            if target is None:
+                raise InputError(f"{folder} was made in Python: resume it there, with Run.resume(folder, target=...)")
+            if isinstance(target, Model):
+                target = target.as_target()
+            experiment = _python_experiment(target, [*target.rewards, *rewards], scalars, process)
+            options: dict[str, Any] = {}
+        else:
+            if target is not None or process is not None:
+                raise InputError(f"{folder} builds its own target, {given.get('experiment')!r}; change config.toml")
+            with _named(folder / "config.toml"):
+                experiment, options = build(str(given.get("experiment")), given.get("options", {}))
+        with _named(folder / "config.toml"):
+            config = Config.resolve(given, experiment, options)
+        run._resume(folder, config, experiment, allow_changed, tell)
+        return run
+
+    import_path = ""
+    """The folder of the configuration, where its `module:function`s are looked for."""
+
+    # -- opening and closing -----------------------------------------------------------------------------
+
+    def _create(self, folder: Path, config: Config, experiment: Experiment, ladder: Ladder | None) -> None:
+        if is_run(folder):
+            raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
+        # A run that died before it wrote its configuration may have left these; anything else is not ours.
+        foreign = [n for n in _names(folder) if n not in (".lock", "control", "log.txt") and not n.startswith(ASIDE)]
+        if foreign:
+            raise InputError(f"{folder} is not empty, there is {foreign[0]!r}: choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._open(folder, config, experiment)
+        try:
+            self._begin(ladder)
+        except BaseException:
+            # Nothing was sampled: leave no half-made run in the way of the next attempt.
+            if not _names(folder / "checkpoints"):
+                self._wipe()
+                for name in ("config.toml", "log.txt"):
+                    (folder / name).unlink(missing_ok=True)
+            self.close()
+            raise
+
+    def _open(self, folder: Path, config: Config, experiment: Experiment) -> None:
+        self.folder, self.config, self.experiment = folder, config, experiment
+        names = config.output.scalars or list(experiment.scalars)
+        functions = experiment.scalars or default_scalars(experiment.target.models[0].event_shape)
+        for name in names:
+            if name not in functions:
+                raise InputError(f"[output] scalars: no {name!r}; there are {', '.join(functions)}")
+        self.scalars = {name: functions[name] for name in names or functions}
+        self.lock, self.closed = Lock(folder), False
+        self.lock.acquire()
+        (folder / "control").mkdir(exist_ok=True)
+        self.log = Log(folder / "log.txt")
+
+    def _begin(self, ladder: Ladder | None) -> None:
+        """A new chain, or one that was killed before its first checkpoint; both are the same."""
+        write_config(self.folder, self.config)
+        self._write_information()
+        target = self._target(self.config.reward)
+        self.chain = self._chain(target, ladder or self.config.ladder.make(), None)
+        self.history: list[dict[str, Any]] = [
+            {"from_iteration": 1, "rewards": self.config.reward, "request": "", "probe": self._probe()}
+        ]
+        self._write_history()
+        self.target_index, self.seconds, self.next_look, self.ess_seen = 0, 0.0, 0, 0.0
+        self.store = self._store()
+        self.store.create()
+        self.log.session(f"started {self.config.experiment}, seed {self.config.sampler.seed}")
+        self._checkpoint()
+
+    def _write_information(self) -> None:
+        information = {
+            "schema": SCHEMA,
+            "versions": _versions(),
+            "seed": self.config.sampler.seed,
+            "config_hash": self.config.identity(),
+            "config_text": _text_digest(self.config),
+            "fingerprint": self.experiment.fingerprint,
+            "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "import_path": self.import_path,
+        }
+        write_json(self.folder / "run.json", information)
+
+    def _resume(
+        self,
+        folder: Path,
+        config: Config,
+        experiment: Experiment,
+        allow_changed: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._open(folder, config, experiment)
+        try:
+            clear_leftovers(folder)
+
+            def say(text: str) -> None:
+                self.log.session(text)
+                tell(text)
+
+            if not _names(folder / "checkpoints"):
+                say("no checkpoint was reached: starting from the beginning")
+                self._wipe()
+                self._begin(None)
+                return
+            self._check_unchanged(allow_changed, say)
+
+            def damaged(error: DamagedError) -> None:
+                say(f"damaged: {error}; using the checkpoint before it")
+                checkpoint.set_aside(folder / "checkpoints" / error.path.parent.name)
+
+            path, position, tensors = checkpoint.newest(folder, damaged)
+            if position.config_hash != config.identity() and not allow_changed:
+                raise InputError(f"{path} belongs to another configuration; --allow-changed takes it nevertheless")
+            try:
+                self.history = read_targets(folder)
+            except DamagedError as error:
+                say(f"damaged: {error}; taken from {path}, what was changed after it is lost")
+                self.history = position.history
+                self._write_history()
+            self.target_index, self.seconds = position.target, position.seconds
+            self.next_look, self.ess_seen = position.next_look, position.ess_seen
+            rewards = self.history[self.target_index]["rewards"]
+            self.chain = self._chain(self._target(rewards), config.ladder.make(), tensors)
+            self._check_probe(allow_changed, say)
+            self.log.rewind(position.iteration)
+            self.store = self._store()
+            self._continue_store(position)
+            self.log.session(f"resumed at iteration {position.iteration}")
+        except BaseException:
+            self.close()
+            raise
+
+    def _wipe(self) -> None:
+        """Remove the beginnings of a run that has sampled nothing."""
+        for name in ("samples.zarr", "checkpoints"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in ("run.json", "targets.json"):
+            (self.folder / name).unlink(missing_ok=True)
+        self.log.rewind(-1)
+
+    def _continue_store(self, position: checkpoint.Position) -> None:
+        root = self.folder / "samples.zarr"
+        try:
+            generation = int(read_manifest(root)["attributes"]["generation"])
+        except DamagedError as error:
+            # All it says is in the checkpoint; it is written anew.
+            self.log.session(f"damaged: {error}; written anew")
+            generation = int(time.time())
+        self.store.rewind(position.n_draws, position.n_steps, generation + 1)
+        for problem in verify_store(root):
+            raise problem
+
+    def close(self) -> None:
+        """Let go of the folder; what was not checkpointed is sampled again on resume."""
+        if not self.closed:
+            self.closed = True
+            self.lock.release()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # -- the loop ----------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        iterations: int | None = None,
+        seconds: float | None = None,
+        evaluations: int | None = None,
+        ess: float | None = None,
+        ess_scalar: str | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Outcome:
+        """Sample until a stop rule is met, or Ctrl-C or SIGTERM asks to finish the iteration and write.
+
+        Rules given here replace those of the configuration, and are kept in it. They count from the beginning of the
+        run, over all sessions.
+        """
+        if self.closed:
+            raise InputError(f"{self.folder} was closed; Run.resume opens it again")
+        self._replace_stop(iterations, seconds, evaluations, ess, ess_scalar)
+        (self.folder / "outcome.json").unlink(missing_ok=True)
+        clock = _Clock(self.seconds)
+        shown = _Display(self, progress, clock)
+        last_checkpoint = last_flush = last_control = clock.seconds()
+        output = self.config.output
+        with _signals() as caught:
+            try:
+                self._requests()
+                while not (outcome := self._stop(caught)):
+                    self._scheduled()
+                    info = self.chain.step()
+                    self.seconds = clock.seconds()
+                    self._keep(info)
+                    self._events(info.iteration)
+                    now = clock.seconds()
+                    if self._checkpoint_due(now - last_checkpoint):
+                        self._checkpoint()
+                        last_checkpoint = last_flush = clock.seconds()
+                    elif now - last_flush >= output.flush_seconds:
+                        self.store.flush(arrays=False)
+                        last_flush = clock.seconds()
+                    if now - last_control >= CONTROL_SECONDS:
+                        self._requests()
+                        last_control = now
+                    shown.show()
+            except (NonFiniteError, InputError) as error:
+                self.store.flush()
+                self.log.session(f"failed after iteration {self.chain.iteration}: {error}")
+                raise
+            self.seconds = clock.seconds()
+            self._checkpoint()
+        shown.show(last=True)
+        write_json(
+            self.folder / "outcome.json",
+            {"iteration": self.chain.iteration, "reason": outcome.reason, "finished": outcome.finished},
+        )
+        self.log.session(f"stopped at iteration {self.chain.iteration}: {outcome.reason}")
+        return outcome
+
+    def _checkpoint_due(self, elapsed: float) -> bool:
+        output = self.config.output
+        by_count = output.checkpoint_iterations and self.chain.iteration % output.checkpoint_iterations == 0
+        return bool(by_count) or elapsed >= output.checkpoint_seconds
+
+    def _keep(self, info: Info) -> None:
+        """The draw and the trace of one iteration, as rows of the store."""
+        n, output = info.iteration, self.config.output
+        if n % output.thin == 0:
+            x = self.chain.output()
+            row: dict[str, Any] = {
+                "x": x.numpy(force=True),
+                "iteration": n,
+                "target": self.target_index,
+                "replica": info.replica.numpy(force=True),
+                "born": info.born.numpy(force=True),
+            }
+            for name, function in self.scalars.items():
+                row[f"scalars/{name}"] = self._scalar(name, function, x)
+            self.store.draws.append(row)
+        if n % output.trace_every == 0:
+            # numpy: a dozen operations on a few numbers, at a fraction of what torch asks for each.
+            work, active = info.swaps.log_work.numpy(force=True), info.swaps.active.numpy(force=True)
+            with np.errstate(invalid="ignore"):
+                log_alpha = work[:, 1:] - work[:, :-1]
+            # A proposal that met something not finite is one that is never accepted.
+            log_alpha[np.isnan(log_alpha)] = -np.inf
+            alpha = np.exp(np.minimum(log_alpha, 0.0)).sum(0) / len(work)
+            row = {
+                "iteration": n,
+                "seconds": self.seconds,
+                "rows": info.counts.rows,
+                "acceptance": np.where(active, alpha, np.nan),
+                "level": info.level.numpy(force=True),
+            }
+            if info.explored is not None:
+                row["explored"] = np.add.reduce(info.explored.numpy(force=True), 0, dtype=np.float32) / len(work)
+            self.store.trace.append(row)
+
+    def _scalar(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> np.ndarray:
+        values = function(x)
+        if not isinstance(values, Tensor) or values.shape != (len(x),):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise InputError(f"scalar {name!r} must give one number for each of {len(x)} samples, got {shape}")
+        return values.numpy(force=True)
+
+    def _events(self, n: int) -> None:
+        """What happens at set iterations: a line in the log, a new ladder, the end of burn-in, a look at the ESS."""
+        if n % 10 ** int(math.log10(n)) == 0:
+            diagnostics = self.chain.diagnostics
+            acceptance = diagnostics.acceptance()
+            self.log.chain(
+                n,
+                f"acceptance {float(acceptance.mean()):.3f} (least {float(acceptance.min()):.3f}),"
+                f" {diagnostics.round_trips()} round trips, {self.chain.evaluate.counts.rows} evaluations",
+            )
+        if n in self.config.ladder.adapt_at:
+            ladder = self.chain.adapt()
+            self.log.chain(n, f"levels moved to {' '.join(f'{t:.4g}' for t in ladder.levels.tolist())}")
+        burn_in = self.config.output.burn_in
+        if burn_in and n == self.history[self.target_index]["from_iteration"] - 1 + burn_in:
+            self.chain.restart_diagnostics()
+            self.log.chain(n, "end of burn-in")
+        # Looking costs as much as the series is long, so looks come ever more rarely, at set numbers of draws.
+        n_draws = self.store.draws.n_rows
+        if self.config.stop.ess and n_draws >= self.next_look:
+            self.next_look = max(n_draws + 50, math.ceil(1.1 * n_draws))
+            self.store.flush(arrays=False)
+            self.ess_seen = self.ess()
+            self.log.chain(n, f"effective sample size {self.ess_seen:.1f}")
+
+    def _checkpoint(self) -> None:
+        self.store.flush()
+        checkpoint.write(
+            self.folder,
+            checkpoint.Position(
+                iteration=self.chain.iteration,
+                n_draws=self.store.draws.n_rows,
+                n_steps=self.store.trace.n_rows,
+                target=self.target_index,
+                seconds=self.seconds,
+                config_hash=self.config.identity(),
+                next_look=self.next_look,
+                ess_seen=self.ess_seen,
+                history=self.history,
+            ),
+            self.chain.snapshot(),
+        )
+
+    # -- stopping ----------------------------------------------------------------------------------------
+
+    def _replace_stop(
+        self,
+        iterations: int | None,
+        seconds: float | None,
+        evaluations: int | None,
+        ess: float | None,
+        ess_scalar: str | None,
+    ) -> None:
+        given = {
+            "iterations": iterations,
+            "seconds": seconds,
+            "evaluations": evaluations,
+            "ess": ess,
+            "ess_scalar": ess_scalar,
+        }
+        changed = {name: value for name, value in given.items() if value is not None}
+        if changed:
+            before = asdict(self.config.stop) if changed.keys() == {"ess_scalar"} else {}
+            raw = {**self.config.to_dict(), "stop": {**asdict(StopTable()), **before, **changed}}
+            self.config = Config.resolve(raw, self.experiment, self.config.options)
+            write_config(self.folder, self.config)
+            information = read_json(self.folder / "run.json")
+            write_json(self.folder / "run.json", {**information, "config_text": _text_digest(self.config)})
+        if self.config.stop.ess_scalar and self.config.stop.ess_scalar not in self.scalars:
+            raise InputError(f"ess_scalar: {self.config.stop.ess_scalar!r} is not one of {', '.join(self.scalars)}")
+
+    def _stop(self, caught: list[str]) -> Outcome | None:
+        stop, chain = self.config.stop, self.chain
+        if caught:
+            return Outcome(caught[0], False)
+        if stop.iterations and chain.iteration >= stop.iterations:
+            return Outcome(f"iterations = {stop.iterations}", True)
+        if stop.seconds and self.seconds >= stop.seconds:
+            return Outcome(f"seconds = {stop.seconds:g}", True)
+        if stop.evaluations and chain.evaluate.counts.rows >= stop.evaluations:
+            return Outcome(f"evaluations = {stop.evaluations}", True)
+        if stop.ess and self.ess_seen >= stop.ess:
+            return Outcome(f"ess = {stop.ess:g}", True)
+        return None
+
+    def ess(self) -> float:
+        """The effective sample size of the scalar that the stop rule names, else the least of all; as flushed."""
+        wanted = self.config.stop.ess_scalar
+        names = [wanted] if wanted else list(self.scalars)
+        draws, _ = read_store(self.folder / "samples.zarr", {"iteration", *(f"scalars/{name}" for name in names)})
+        first = n_burnt(draws["iteration"], self.history, self.config.output.burn_in)
+        values = [torch.from_numpy(draws[f"scalars/{name}"][first:]) for name in names]
+        return min((ess(v) if len(v) and bool(v.isfinite().all()) else 0.0 for v in values), default=0.0)
+
+    # -- changing one's mind -----------------------------------------------------------------------------
+
+    def refine(
+        self,
+        *,
+        add: Iterable[Reward | Mapping[str, Any]] = (),
+        remove: Iterable[str] = (),
+        change: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Add, remove or change reward terms from the next iteration on; replicas stay where they are.
+
+        Terms are `Reward`s, or tables as in a configuration; `change` maps names to new values of such keys. A target
+        that cannot be evaluated is refused, and the chain goes on with the old one.
+        """
+        if self.target_index < len(self.history) - 1:
+            n = self.history[-1]["from_iteration"]
+            raise InputError(
+                f"a target was accepted for iteration {n} before the run was killed: let it get there first"
+            )
+        tables: list[Mapping[str, Any]] = []
+        for term in add:
+            if isinstance(term, Reward):
+                self.experiment = replace(self.experiment, terms={**self.experiment.terms, term.name: term})
+                term = _python_reward(term)
+            tables.append(term)
+        self._refine(control.Request("", tables, list(remove), dict(change or {})))
+
+    def _refine(self, request: control.Request) -> None:
+        """All or nothing: the history is written once the chain has taken the new target."""
+        before = self.history[self.target_index]["rewards"]
+        rewards = [reward_table(r, self.experiment) for r in control.refined(before, request)]
+        if rewards == before:
+            raise InputError("nothing to change: the target would stay as it is")
+        counts = self.chain.evaluate.counts
+        saved = counts.copy()
+        try:
+            self.chain.target = self._target(rewards)
+        except Exception:
+            for name in ("rows", "calls", "gradient_rows", "rewards", "nonfinite"):
+                setattr(counts, name, getattr(saved, name))
+            raise
+        n = self.chain.iteration + 1
+        # Appended even if its predecessor was never sampled: checkpoints refer to targets by their place.
+        entry = {"from_iteration": n, "rewards": rewards, "request": request.id, "probe": self._probe()}
+        self.history = [*self.history, entry]
+        self._write_history()
+        self.target_index = len(self.history) - 1
+        self._new_target()
+
+    def _requests(self) -> None:
+        """Take up what `crepe-diffusion refine` has asked for, once all that was accepted before is in force."""
+        if self.target_index < len(self.history) - 1:
+            return
+        known = {entry["request"] for entry in self.history}
+        for path, request in control.pending(self.folder):
+            if isinstance(request, DamagedError):
+                self.log.session(f"refinement refused: {request}")
+                control.answer(path, False, str(request))
+            elif request.id in known:
+                control.answer(path, True, "already in force")
+            else:
+                try:
+                    self._refine(request)
+                except (InputError, NonFiniteError) as error:
+                    self.log.session(f"refinement refused: {error}")
+                    control.answer(path, False, str(error))
+                else:
+                    control.answer(path, True, f"in force from iteration {self.chain.iteration + 1}")
+
+    def _scheduled(self) -> None:
+        """Targets of the history that begin with the next iteration: after a crash they are taken up again."""
+        following = self.target_index + 1
+        while following < len(self.history) and self.history[following]["from_iteration"] <= self.chain.iteration + 1:
+            rewards = self.history[following]["rewards"]
+            self.chain.target = self._target(rewards)
+            self.target_index = following
+            self._new_target()
+            following += 1
+
+    def _new_target(self) -> None:
+        # Logged under the iteration to come: a checkpoint of the present one may or may not know of it.
+        rewards = self.history[self.target_index]["rewards"]
+        self.log.chain(self.chain.iteration + 1, f"new target: {_describe(rewards)}")
+        self.ess_seen = 0.0
+
+    def _target(self, rewards: Iterable[Mapping[str, Any]]) -> Target:
+        return replace(self.experiment.target, rewards=tuple(self.experiment.term(r) for r in rewards))
+
+    def _write_history(self) -> None:
+        write_json(self.folder / "targets.json", {"targets": self.history})
+
+    # -- what it is made of ------------------------------------------------------------------------------
+
+    def _chain(self, target: Target, ladder: Ladder, start: dict[str, Tensor] | None) -> ReplicaExchange:
+        s = self.config.sampler
+        return ReplicaExchange(
+            target,
+            ladder,
+            n_chains=s.n_chains,
+            seed=s.seed,
+            process=self.experiment.process,
+            proposal=s.make_proposal(),
+            explorer=s.make_explorer(),
+            micro_batch=s.micro_batch or None,
+            nonfinite=s.nonfinite,
+            fit_samples=s.fit_samples,
+            start=start,
+        )
+
+    def _store(self) -> Store:
+        chains, replicas = self.chain.state.level.shape
+        x = self.chain.state.x
+        event = tuple(x.shape[1:])
+        dtype = zarr_type(x[:0].numpy(force=True).dtype)
+        draws = {
+            "x": Column(dtype, (chains, *event), ("chain", *(f"event_{i}" for i in range(len(event))))),
+            "iteration": Column("int64"),
+            "target": Column("int32"),
+            "replica": Column("int32", (chains,), ("chain",)),
+            "born": Column("int64", (chains,), ("chain",)),
+        }
+        for name in self.scalars:
+            if not name or "/" in name or name.startswith("."):
+                raise InputError(f"a scalar's name becomes a file: no '/' and no leading '.', got {name!r}")
+            draws[f"scalars/{name}"] = Column("float64", (chains,), ("chain",))
+        trace = {
+            "iteration": Column("int64"),
+            "seconds": Column("float64"),
+            "rows": Column("int64"),
+            "acceptance": Column("float32", (replicas - 1,), ("pair",), compressed=True),
+        }
+        if chains * replicas <= MOST_LEVELS_TRACED:
+            trace["level"] = Column("int16", (chains, replicas), ("chain", "replica"), compressed=True)
+        if self.chain.explorer is not None:
+            trace["explored"] = Column("float32", (replicas,), ("level",), compressed=True)
+        return Store(self.folder / "samples.zarr", draws, trace)
+
+    def _probe(self) -> dict[str, list[float]]:
+        """What models, rewards and kernels say of two points at both ends of the ladder: it changes when they do."""
+        e = self.chain.evaluate
+        evaluate = Evaluator(
+            e.target,
+            e.ladder,
+            e.process,
+            e.proposal,
+            micro_batch=e.micro_batch,
+            nonfinite="reject",
+            counts=Counts(),
+        )
+        x = evaluate.noise(Stream(0).at("probe"), 2)
+        s, t = e.ladder.times[0].expand(2), e.ladder.times[-1].expand(2)
+        views = evaluate(x, s), evaluate(x, t)
+        ratios = e.process.log_ratios(x, x, *views, s, t, evaluate.law)
+        parts = {
+            "models": [p for view in views for p in view.predictions],
+            "rewards": [z for view in views for z in (view.steer, view.reward)],
+            "kernels": list(ratios),
+        }
+        return {part: [v for z in tensors for v in _digest_numbers(z)] for part, tensors in parts.items()}
+
+    def _check_probe(self, allow_changed: bool, say: Callable[[str], None]) -> None:
+        now, before = self._probe(), self.history[self.target_index]["probe"]
+        for part, what in (
+            ("models", "the model predicts"),
+            ("rewards", "the rewards or the proposal give"),
+            ("kernels", "the process has kernels of"),
+        ):
+            same = len(now[part]) == len(before[part]) and np.allclose(
+                now[part], before[part], rtol=1e-4, atol=1e-6, equal_nan=True
+            )
+            if not same:
+                text = f"{what} other values than when the run began"
+                if not allow_changed:
+                    raise InputError(f"{self.folder}: {text}; --allow-changed goes on nevertheless")
+                say(text)
+                return
+
+    def _check_unchanged(self, allow_changed: bool, say: Callable[[str], None]) -> None:
+        """Compare configuration and fingerprint with those that the run began with."""
+        try:
+            information = read_json(self.folder / "run.json")
+        except (OSError, DamagedError) as error:
+            text = f"damaged: {error}; nothing tells whether configuration and model are those that the run began with"
+            if not allow_changed:
+                raise DamagedError(self.folder / "run.json", f"{text}; --allow-changed goes on nevertheless") from None
+            say(text)
+            self._write_information()
+            return
+        if information["schema"] != SCHEMA:
+            raise InputError(f"{self.folder} has schema {information['schema']}; this version reads {SCHEMA}")
+        changes = []
+        if information["config_hash"] != self.config.identity():
+            changes.append("config.toml was changed since the run began")
+        elif information["config_text"] != digest((self.folder / "config.toml").read_bytes()):
+            say("config.toml was changed in what may change ([stop], cadences)")
+        if information["fingerprint"] != self.experiment.fingerprint:
+            changes.append("the model is not the one that the run began with (its fingerprint differs)")
+        for change in changes:
+            if not allow_changed:
+                raise InputError(f"{self.folder}: {change}; --allow-changed goes on nevertheless")
+            say(change)
+        if changes:
+            write_config(self.folder, self.config)
+            new = {"config_hash": self.config.identity(), "config_text": _text_digest(self.config)}
+            write_json(self.folder / "run.json", {**information, **new, "fingerprint": self.experiment.fingerprint})
+
+    def data(self) -> RunData:
+        """What has been sampled so far."""
+        if not self.closed:
+            self.store.flush()
+        return RunData.read(self.folder)
+
+
+class _Clock:
+    """Seconds of running, over all sessions."""
+
+    def __init__(self, before: float):
+        self.before, self.began = before, time.monotonic()
+
+    def seconds(self) -> float:
+        return self.before + time.monotonic() - self.began
+
+
+class _Display:
+    """Calls `progress` now and then, and spends at most a hundredth of the time on the effective sample size."""
+
+    def __init__(self, run: Run, progress: Callable[[Progress], None] | None, clock: _Clock):
+        self.run, self.progress, self.clock = run, progress, clock
+        self.first, self.began = run.chain.iteration, clock.seconds()
+        self.due, self.ess_due, self.ess = 0.0, clock.seconds() + 1.0, math.nan
+
+    def show(self, last: bool = False) -> None:
+        if self.progress is None:
+            return
+        now = self.clock.seconds()
+        if now < self.due and not last:
+            return
+        self.due = now + PROGRESS_SECONDS
+        if now >= self.ess_due or last:
+            self.run.store.flush(arrays=False)
+            self.ess = self.run.ess()
+            cost = self.clock.seconds() - now
+            self.ess_due = now + max(2.0, 100 * cost)
+        self.progress(self._progress(now))
+
+    def _progress(self, now: float) -> Progress:
+        run, stop = self.run, self.run.config.stop
+        n, rows = run.chain.iteration, run.chain.evaluate.counts.rows
+        elapsed = now - self.began
+        rate = (n - self.first) / elapsed if elapsed > 0 else math.nan
+        shares = [0.0]
+        if stop.iterations:
+            shares.append(n / stop.iterations)
+        if stop.seconds:
+            shares.append(now / stop.seconds)
+        if stop.evaluations:
+            shares.append(rows / stop.evaluations)
+        if stop.ess and self.ess > 0:
+            shares.append(self.ess / stop.ess)
+        share = min(1.0, max(shares))
+        tries = run.chain.diagnostics.tries.sum() * run.chain.n_chains
+        acceptance = float(run.chain.diagnostics.accepts.sum() / tries) if tries else math.nan
+        left = now * (1 - share) / share if share else math.nan
+        return Progress(n, now, rate, acceptance, self.ess, rows, left, share, run.target_index)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Complaints about a file begin with its name."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+@contextmanager
+def _signals() -> Iterator[list[str]]:
+    """Ctrl-C and SIGTERM ask to stop after the iteration; a second one stops at once."""
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def catch(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def _make_importable(path: str) -> None:
+    if path and path not in sys.path:
+        sys.path.insert(0, path)
+
+
+def _import_path(folder: Path) -> str:
+    try:
+        return str(read_json(folder / "run.json").get("import_path", ""))
+    except (OSError, DamagedError):
+        return ""
+
+
+def write_config(folder: Path, config: Config) -> None:
+    publish(folder / "config.toml", config.to_toml().encode())
+
+
+def _text_digest(config: Config) -> str:
+    return digest(config.to_toml().encode())
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in ("crepe-diffusion", "torch", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions
+
+
+def _digest_numbers(z: Tensor) -> list[float]:
+    """A few numbers that change with any entry of a tensor."""
+    flat = z.detach().to(torch.float64).flatten()
+    finite = flat[flat.isfinite()]
+    moments = [float(finite.sum()), float(finite.square().sum()), float(len(finite))]
+    return [*moments, *(float(v) if math.isfinite(v) else 0.0 for v in flat[:6].tolist())]
+
+
+def _describe(rewards: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{r['name']} (scale {r['scale']:g})" for r in rewards) or "no rewards"
+
+
+def _python_experiment(
+    target: Target,
+    terms: Iterable[Reward],
+    scalars: Mapping[str, Callable[[Tensor], Tensor]] | None,
+    process: Process | None,
+) -> Experiment:
+    return Experiment(
+        replace(target, rewards=()),
+        scalars=dict(scalars or {}),
+        process=process,
+        terms={term.name: term for term in terms},
+    )
+
+
+def _python_reward(term: Reward) -> dict[str, Any]:
+    return {
+        "name": term.name,
+        "kind": "python",
+        "scale": term.scale,
+        "guidance": term.guidance,
+        "on": term.on,
+        "anneal": "python",
+    }
+
+
+def _explorer_table(explorer: Explorer | None) -> dict[str, Any]:
+    match explorer:
+        case None:
+            return {"explorer": "none"}
+        case Bounce(n_steps=n):
+            return {"explorer": "bounce", "explorer_steps": n}
+        case Langevin(scale=scale):
+            return {"explorer": "langevin", "explorer_scale": scale}
+        case Metropolis(n_moves=n):
+            return {"explorer": "metropolis", "explorer_steps": n}
+    raise InputError(f"a run keeps Bounce, Langevin or Metropolis, or None, as its explorer; got {explorer!r}")

@@ -1,0 +1,141 @@
+"""What runs in other processes: children of a server that has imported everything once, so that each costs little."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from crepe_diffusion.run import checkpoint
+from crepe_diffusion.run.folder import problems, read_targets
+from crepe_diffusion.run.log import chain_lines
+from crepe_diffusion.run.store import read_store
+
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["crepe_diffusion.run", "crepe_diffusion.experiments.builtin"])
+
+CONFIG: dict[str, Any] = {
+    "experiment": "mixture-tilt",
+    "ladder": {"n_levels": 4, "substeps": 1, "adapt_at": [7]},
+    "sampler": {"n_chains": 2, "fit_samples": 16},
+    # Everything is written all the time: about half of all moments lie within some write.
+    "output": {"burn_in": 5, "flush_seconds": 0.0, "checkpoint_iterations": 4, "thin": 2},
+    "stop": {"iterations": 20},
+}
+MIDDLE = 10
+
+
+def unsynced() -> None:
+    """Against SIGKILL no file needs to be synced, and waiting for the disk is most of what these tests would do."""
+    from crepe_diffusion.run import files
+
+    files._sync = lambda path: None
+
+
+def go(folder: Path, n: int = CONFIG["stop"]["iterations"], sync: bool = False) -> None:
+    """Begin or resume, change the target in the middle, go on to the end; the same at whatever point it is called."""
+    from crepe_diffusion.run import Run
+
+    if not sync:
+        unsynced()
+    run = Run.resume(folder) if (folder / "config.toml").exists() else Run.start(folder, CONFIG)
+    if run.chain.iteration < MIDDLE and len(run.history) == 1:
+        run.run(iterations=MIDDLE)
+    if len(run.history) == 1:
+        run.refine(
+            add=[{"name": "wall", "kind": "near", "parameters": {"centre": 2.0}}], change={"right": {"scale": 2.0}}
+        )
+    run.run(iterations=n)
+    run.close()
+
+
+def go_and_die(folder: Path, after: int, stage: str) -> None:
+    """The same, killed in the middle of the given write of a file: before, halfway, written, or renamed."""
+    from crepe_diffusion.run import files
+
+    n_calls, publish, rename = 0, os.replace, os.rename
+
+    def die(wanted: str) -> None:
+        if n_calls == after and stage == wanted:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def replacing(old: Any, new: Any) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        die("before")
+        if n_calls == after and stage == "halfway":
+            with open(old, "r+b") as file:
+                file.truncate(os.path.getsize(old) // 2)
+            die("halfway")
+        publish(old, new)
+        die("after")
+
+    def renaming(old: Any, new: Any) -> None:
+        nonlocal n_calls
+        n_calls += 1
+        die("before")
+        die("halfway")
+        rename(old, new)
+        die("after")
+
+    files.os.replace, checkpoint.os.rename = replacing, renaming
+    go(folder)
+
+
+def endless(folder: Path, n: int) -> None:
+    """A writer for readers to watch."""
+    from crepe_diffusion.run import Run
+
+    unsynced()
+    output = {"flush_seconds": 0.0, "checkpoint_iterations": 4}
+    config = {**CONFIG, "ladder": {"n_levels": 3}, "output": output, "stop": {"iterations": n}}
+    run = Run.resume(folder) if (folder / "config.toml").exists() else Run.start(folder, config)
+    run.run(iterations=n)
+
+
+def measure_memory(folder: Path, counts: list[int], results: Any) -> None:
+    """Resident bytes after so many iterations."""
+    import gc
+
+    from crepe_diffusion.run import Run
+
+    config = {
+        **CONFIG,
+        "ladder": {"n_levels": 3},
+        "sampler": {"n_chains": 2, "fit_samples": 16, "explorer": "none"},
+        "output": {"flush_seconds": 0.2, "checkpoint_seconds": 0.5, "burn_in": 10},
+    }
+    unsynced()
+    run = Run.start(folder, config)
+    for n in counts:
+        run.run(iterations=n)
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        results.put(pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def assert_same_run(folder: Path, reference: Path) -> None:
+    """Samples, diagnostics, state, history and log agree bit for bit; only clocks may differ."""
+
+    def fail(error: Exception) -> None:
+        raise AssertionError(error)
+
+    for part, wanted in zip(read_store(folder / "samples.zarr"), read_store(reference / "samples.zarr"), strict=True):
+        assert part.keys() == wanted.keys()
+        for name in part.keys() - {"seconds"}:
+            assert part[name].dtype == wanted[name].dtype
+            assert part[name].tobytes() == wanted[name].tobytes(), name
+    (_, position, state), (_, wanted_position, wanted_state) = (checkpoint.newest(f, fail) for f in (folder, reference))
+    assert (position.iteration, position.n_draws) == (wanted_position.iteration, wanted_position.n_draws)
+    assert state.keys() == wanted_state.keys()
+    for name, value in state.items():
+        assert torch.equal(value.nan_to_num(7.0), wanted_state[name].nan_to_num(7.0)), name
+    keys = ("from_iteration", "rewards", "probe")
+    history, wanted_history = ([{k: t[k] for k in keys} for t in read_targets(f)] for f in (folder, reference))
+    assert history == wanted_history
+    assert chain_lines(folder / "log.txt") == chain_lines(reference / "log.txt")
+    assert not list(problems(folder))

@@ -1,0 +1,229 @@
+"""Models with known truth tell the truth, wrappers pass on exactly what they wrap, and targets obey their algebra.
+
+D(y, t) = E[x_0 | y] = y + t^2 grad log p_t(y)        (Tweedie)
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
+
+import crepe_diffusion as cd
+from checks import assert_mean, f64, refuted
+from crepe_diffusion.processes import Gaussian, Law, View
+from crepe_diffusion.random import Stream
+
+STREAM = Stream(21)
+N = 3
+WEIGHTS = f64([0.5, 0.2, 0.3])
+MEANS = 2 * STREAM.at("means").normal((3, N))
+ROOT = STREAM.at("root").normal((3, N, N))
+COVARIANCES = ROOT @ ROOT.mT / N + 0.05 * torch.eye(N, dtype=torch.float64)
+STDS = 0.3 + STREAM.at("stds").uniform((3, N))
+CASES = {
+    "full": (cd.models.GaussianMixture(WEIGHTS, MEANS, covariances=COVARIANCES), COVARIANCES),
+    "diagonal": (cd.models.GaussianMixture(WEIGHTS, MEANS, STDS), torch.diag_embed(STDS**2)),
+    "isotropic": (
+        cd.models.GaussianMixture(10 * WEIGHTS, MEANS, STDS[:, 0]),  # weights are normalised
+        STDS[:, :1, None] ** 2 * torch.eye(N, dtype=torch.float64),
+    ),
+}
+
+
+def reference(covariances, t):
+    """The same mixture by torch.distributions."""
+    noised = covariances + t**2 * torch.eye(N, dtype=torch.float64)
+    return MixtureSameFamily(Categorical(WEIGHTS), MultivariateNormal(MEANS, noised))
+
+
+@pytest.mark.parametrize("t", [0.0, 0.3, 4.0])
+@pytest.mark.parametrize("case", CASES)
+def test_the_mixtures_density_is_that_of_torch(case, t):
+    model, covariances = CASES[case]
+    x = 3 * STREAM.at("x").normal((50, N))
+    torch.testing.assert_close(model.log_prob(x, t), reference(covariances, t).log_prob(x), atol=1e-10, rtol=1e-10)
+    refuted(torch.testing.assert_close, model.log_prob(x, t + 0.1), reference(covariances, t).log_prob(x))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_mixtures_denoiser_is_tweedies(case):
+    model, covariances = CASES[case]
+    t = f64([0.1, 0.5, 2.0, 9.0]).repeat(10)
+    x = (t[:, None] * STREAM.at("y").normal((40, N))).requires_grad_()
+    log_p = torch.stack([reference(covariances, float(s)).log_prob(y) for s, y in zip(t, x, strict=True)])
+    score = torch.autograd.grad(log_p.sum(), x)[0]
+    torch.testing.assert_close(model.predict(x.detach(), t), x.detach() + t[:, None] ** 2 * score, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_mixtures_samples_have_its_moments(case):
+    model, covariances = CASES[case]
+
+    def check(t):
+        x = model.sample(20_000, STREAM.at("sample"), t=t)
+        mean = WEIGHTS @ MEANS
+        noised = covariances + 1.3**2 * torch.eye(N, dtype=torch.float64)
+        second = (WEIGHTS[:, None, None] * (noised + MEANS[:, :, None] * MEANS[:, None])).sum(0)
+        assert_mean(x, mean)
+        assert_mean(x[:, :, None] * x[:, None], second)
+        assert_mean(model.responsibilities(x, 1.3), WEIGHTS)
+
+    check(1.3)
+    refuted(check, 1.2)
+
+
+def test_a_mixture_takes_events_of_any_shape():
+    flat = CASES["full"][0]
+    shaped = cd.models.GaussianMixture(WEIGHTS, MEANS.reshape(3, 1, N, 1), covariances=COVARIANCES)
+    x, t = STREAM.at("shape").normal((7, N)), torch.full((7,), 0.4, dtype=torch.float64)
+    assert shaped.event_shape == (1, N, 1)
+    assert torch.equal(shaped.predict(x.reshape(7, 1, N, 1), t), flat.predict(x, t).reshape(7, 1, N, 1))
+    assert torch.equal(shaped.sample(4, STREAM), flat.sample(4, STREAM).reshape(4, 1, N, 1))
+
+
+# -- wrappers ------------------------------------------------------------------------------------------------
+
+
+def test_models_that_share_a_function_are_evaluated_together_as_they_would_be_alone():
+    def function(y, t, label):
+        return y * 0.3 + t[:, None] + label
+
+    models = [cd.models.Denoiser(function, (2,), condition=f64([i, -i]), dtype=torch.float64) for i in (0.5, 2.0, -1.0)]
+    y, t = STREAM.at("w").normal((5, 2)), STREAM.at("t").uniform((5,))
+    together = models[0].predict_together(models, y, t)
+    for model, found in zip(models, together, strict=True):
+        torch.testing.assert_close(found, function(y, t, model.condition))
+        torch.testing.assert_close(model.predict(y, t), found)
+    other = cd.models.Denoiser(lambda y, t, c: y, (2,), condition=f64([0.0, 0.0]))
+    assert len({m.network for m in models}) == 1
+    assert other.network != models[0].network
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_denoiser_sees_states_and_times_of_its_dtype(dtype):
+    seen = []
+
+    def function(y, t):
+        seen.append((y.dtype, t.dtype))
+        return y / (1 + t[:, None] ** 2)
+
+    model = cd.models.Denoiser(function, (2,), dtype=dtype)
+    chain = cd.ReplicaExchange(model**1.3, cd.ladder.karras(4, 0.1, 5.0), fit_samples=16, explorer=cd.Bounce())
+    assert chain.sample(2).x.dtype == dtype
+    assert set(seen) == {(dtype, dtype)}
+    assert chain.state.view.reward.dtype == torch.float64  # log-quantities are double whatever the state is
+
+
+def test_single_and_double_precision_agree():
+    """The same walk in both: log-works differ by rounding, not by more."""
+    works = []
+    for dtype in (torch.float64, torch.float32):
+        model = cd.models.GaussianMixture(WEIGHTS, MEANS, STDS, dtype=dtype, process=Gaussian(variance=0.7))
+        chain = cd.ReplicaExchange(model**1.5, cd.ladder.karras(5, 0.1, 10.0), n_chains=20)
+        x = CASES["diagonal"][0].sample(100, STREAM.at("start")).to(dtype)
+        level = chain.state.level.flatten()
+        t = chain.ladder.levels[level].to(dtype)
+        predictions = model.predict(x, t)
+        y = x + t[:, None] * STREAM.at("noise").normal((100, N)).to(dtype)
+        s_, t_ = torch.full((100,), 0.5, dtype=torch.float64), torch.full((100,), 0.9, dtype=torch.float64)
+        law = Law((1.5,), (1.5,), 1 / 6, 5 / 6)
+        view = View((predictions,), chain.evaluate.process.steer(x, t_, (predictions,), None, law), torch.zeros(100))
+        l, q = chain.evaluate.process.log_ratios(x, y, view, view, s_, t_, law)
+        works.append(1.5 * l[0] - q)
+    scale = works[0].abs().max()
+    assert float((works[0] - works[1]).abs().max()) < 1e-5 * float(scale)
+    assert scale > 10
+
+
+# -- segments ------------------------------------------------------------------------------------------------
+
+
+def centred(process):
+    """Data of four atoms in the plane whose mean is zero."""
+    return cd.models.Denoiser(
+        lambda y, t: (y - y.mean(1, keepdim=True)) / (1 + t[:, None, None] ** 2),
+        (4, 2),
+        dtype=torch.float64,
+        process=process,
+    )
+
+
+BASIS = torch.linalg.qr(STREAM.at("basis").normal((8, 8)))[0][:5]
+
+
+@pytest.mark.parametrize(
+    "process",
+    [Gaussian(variance=1.0), Gaussian(variance=1.0, zero_mean=0), Gaussian(variance=1.0, basis=BASIS)],
+    ids=["plain", "zero mean", "basis"],
+)
+def test_segments_are_independent_copies(process):
+    """Predictions segment by segment, and log-ratios that sum over the segments."""
+    single, n = centred(process), 3
+    model = cd.models.Segments(single, n)
+    assert model.event_shape == (3, 4, 2)
+    x_s, x_t = (single.process().project(STREAM.at(end).normal((6 * n, 4, 2))) for end in "st")
+    s, t = (torch.full((6,), v, dtype=torch.float64) for v in (0.4, 1.1))
+    law = Law((1.3,), (0.9,), 0.1, 0.8)
+
+    def ratios(model, x_s, x_t, s, t):
+        process, zero = model.process(), torch.zeros(len(s))
+        at = []
+        for x, u in ((x_s, s), (x_t, t)):
+            prediction = model.predict(x, u)
+            at.append(View((prediction,), process.steer(x, u, (prediction,), None, law), zero))
+        return process.log_ratios(x_s, x_t, *at, s, t, law)
+
+    alone = ratios(single, x_s, x_t, s.repeat_interleave(n), t.repeat_interleave(n))
+    together = ratios(model, x_s.reshape(6, n, 4, 2), x_t.reshape(6, n, 4, 2), s, t)
+    torch.testing.assert_close(together[0][0], alone[0][0].reshape(6, n).sum(1), atol=1e-10, rtol=0)
+    torch.testing.assert_close(together[1], alone[1].reshape(6, n).sum(1), atol=1e-10, rtol=0)
+
+
+def test_segments_of_a_centred_model_stay_centred():
+    model = cd.models.Segments(centred(Gaussian(variance=1.0, zero_mean=0)), 3)
+    chain = cd.ReplicaExchange(model**1.2, cd.ladder.karras(4, 0.1, 5.0), n_chains=2)
+    x = chain.sample(3).x
+    torch.testing.assert_close(x.mean(-2), torch.zeros_like(x.mean(-2)), atol=1e-12, rtol=0)
+    assert x.mean(2).abs().max() > 0.01  # over segments nothing has to cancel
+
+
+# -- the algebra of targets ------------------------------------------------------------------------------------
+
+
+def test_powers_and_products_are_exponents():
+    p, q = CASES["full"][0], CASES["diagonal"][0]
+    assert (p**2.0 * q * p).exponents == (3.0, 1.0)
+    assert ((p * q) ** 0.5).exponents == (0.5, 0.5)
+    assert cd.guided(conditional=q, unconditional=p, scale=3.0).factors == ((p, -2.0), (q, 3.0))
+    assert cd.guided(p, p, 3.0).exponents == (1.0,)
+
+
+def test_a_power_scales_rewards_and_names_find_them():
+    p = CASES["full"][0]
+    target = p.tilt(lambda x: x[:, 0], name="a", scale=2.0).tilt(lambda x: x[:, 1]) ** 1.5
+    assert [(r.name, r.scale) for r in target.rewards] == [("a", 3.0), ("reward2", 1.5)]
+    assert [r.name for r in target.without("a").rewards] == ["reward2"]
+    assert target.exponents == (1.5,)
+
+
+def test_rewards_add_up():
+    p = cd.models.GaussianMixture(WEIGHTS, MEANS, STDS, process=Gaussian(variance=0.7))
+    steps = cd.ladder.karras(4, 0.1, 5.0)
+    anneal = cd.anneal.linear()
+    parts = [{"scale": 0.7, "on": "state"}, {"scale": -1.2, "on": "prediction"}]
+    functions = [lambda x: x[:, 0], lambda x: x[:, 1] ** 2]
+
+    def rewards(target):
+        chain = cd.ReplicaExchange(target, steps, seed=1)
+        x = STREAM.at("r").normal((4, N))
+        return chain.evaluate(x, chain.ladder.levels).reward
+
+    both = p.tilt(functions[0], anneal=anneal, **parts[0]).tilt(functions[1], anneal=anneal, **parts[1])
+    apart = [p.tilt(f, anneal=anneal, **options) for f, options in zip(functions, parts, strict=True)]
+    torch.testing.assert_close(rewards(both), rewards(apart[0]) + rewards(apart[1]), atol=1e-12, rtol=0)
+    x = STREAM.at("r").normal((4, N))
+    u = f64([1, 2 / 3, 1 / 3, 0])
+    torch.testing.assert_close(rewards(apart[0]), 0.7 * u * x[:, 0], atol=1e-12, rtol=0)
+    seen = p.predict(x, steps.levels)
+    torch.testing.assert_close(rewards(apart[1]), -1.2 * u * seen[:, 1] ** 2, atol=1e-12, rtol=0)

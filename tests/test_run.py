@@ -1,0 +1,485 @@
+"""Runs in folders: what they keep, how they go on, what they refuse."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import crepe_diffusion as cd
+from crepe_diffusion.experiments import builtin
+from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files
+from crepe_diffusion.run.folder import problems, status
+from crepe_diffusion.run.log import chain_lines
+from run_worker import assert_same_run
+
+NAMES = [name.replace("_", "-") for name in builtin.__all__]
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test here pulls the plug."""
+    monkeypatch.setattr(files, "_sync", lambda path: None)
+
+
+def small(**tables: Any) -> dict[str, Any]:
+    """A configuration that takes milliseconds."""
+    config = {
+        "experiment": "mixture-tilt",
+        "ladder": {"n_levels": 4, "substeps": 1},
+        "sampler": {"n_chains": 2, "fit_samples": 16},
+        "output": {"burn_in": 0},
+        "stop": {"iterations": 10},
+    }
+    for name, table in tables.items():
+        config[name] = {**config.get(name, {}), **table} if isinstance(table, dict) else table
+    return config
+
+
+def mixture(shift: float = 0.0, dtype: torch.dtype = torch.float64) -> cd.models.GaussianMixture:
+    return cd.models.GaussianMixture([0.3, 0.7], [[-4.0 + shift], [3.0]], [0.5, 0.4], dtype=dtype)
+
+
+# -- going on ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    config = {"experiment": name, "sampler": {"n_chains": 2, "fit_samples": 16}, "output": {"burn_in": 4}}
+    with Run.start(tmp_path / "whole", config) as run:
+        assert run.run(iterations=12).finished
+    with Run.start(tmp_path / "parts", config) as run:
+        run.run(iterations=5)
+    with Run.resume(tmp_path / "parts") as run:
+        run.run(iterations=6)
+    with Run.resume(tmp_path / "parts") as run:
+        run.run(iterations=12)
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    data = RunData.read(tmp_path / "whole")
+    assert data.n_draws == 12
+    assert data.burn_in == 4
+    assert data.diagnostics.n_iterations == 8
+
+
+def test_a_run_equals_the_sampler_that_it_wraps(tmp_path: Path) -> None:
+    ladder = cd.ladder.karras(5, 0.05, 20.0, substeps=2, n_finish=3)
+    target = (mixture(dtype=torch.float32) ** 1.5).tilt(lambda x: x[:, 0], guidance="gradient", name="right")
+    settings: dict[str, Any] = {"n_chains": 3, "seed": 5, "proposal": cd.Proposal("paper", clip=2.0)}
+    chain = cd.ReplicaExchange(target, ladder, explorer=cd.Langevin(0.5), **settings)
+    wanted = chain.sample(6, burn_in=4, thin=2)
+    with Run(tmp_path / "run", target, ladder, explorer=cd.Langevin(0.5), thin=2, burn_in=4, **settings) as run:
+        run.run(iterations=7)
+    with Run.resume(tmp_path / "run", target=target) as run:
+        run.run(iterations=16)
+        assert run.chain.stream == chain.stream
+    data = RunData.read(tmp_path / "run")
+    assert data.burn_in == 2
+    assert np.array_equal(data.x[2:], wanted.x.numpy())
+    assert np.array_equal(data.iteration[2:], wanted.iteration.numpy())
+    assert np.array_equal(data.born[2:], wanted.born.numpy())
+    assert torch.equal(data.diagnostics.acceptance(), wanted.diagnostics.acceptance())
+    assert data.diagnostics.log_z() == wanted.diagnostics.log_z()
+
+
+def test_draws_carry_their_lineage(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small(output={"thin": 3, "trace_every": 2})) as run:
+        run.run(iterations=40)
+        infos = run.chain
+    data = RunData.read(tmp_path / "run")
+    assert data.iteration.tolist() == list(range(3, 41, 3))
+    assert data.trace["iteration"].tolist() == list(range(2, 41, 2))
+    assert (data.born <= data.iteration[:, None]).all()
+    last = infos.state.replica_at()[:, 0].numpy()
+    assert (data.trace["level"][-1][np.arange(2), last] == 0).all()
+    active = ~np.isnan(data.trace["acceptance"])
+    assert (active.sum(0) == [20, 0, 20]).all() or (active.sum(0) == [0, 20, 0]).all()
+    assert data.trace["rows"][-1] == data.counts.rows
+    assert (np.diff(data.trace["seconds"]) > 0).all()
+
+
+def test_blocks_are_written_and_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crepe_diffusion.run.store.LONGEST_BLOCK", 16)
+    with Run.start(tmp_path / "one", small()) as run:
+        run.run(iterations=50)
+    with Run.start(tmp_path / "two", small()) as run:
+        for n in (15, 16, 17, 32, 50):
+            run.run(iterations=n)
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+    assert len(list((tmp_path / "one/samples.zarr/x").glob("c.*"))) == 4
+
+
+def test_other_tools_read_the_samples(tmp_path: Path) -> None:
+    xarray, zarr = pytest.importorskip("xarray"), pytest.importorskip("zarr")
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=20)
+    data = RunData.read(tmp_path / "run")
+    group = zarr.open_group(tmp_path / "run/samples.zarr", mode="r")
+    for name, wanted in (("x", data.x), ("iteration", data.iteration), ("scalars/x", data.scalars["x"])):
+        assert np.array_equal(group[name][:], wanted)
+    assert np.array_equal(group["trace/level"][:], data.trace["level"])
+    single = zarr.open_array(tmp_path / "run/samples.zarr/trace/acceptance", mode="r")
+    assert np.array_equal(single[:], data.trace["acceptance"], equal_nan=True)
+    opened = xarray.open_zarr(tmp_path / "run/samples.zarr")
+    assert opened.x.dims == ("draw", "chain", "event_0")
+    assert np.array_equal(opened.x.values, data.x)
+    assert data.to_xarray().x.dims == ("chain", "draw", "event_0")
+
+
+# -- changing one's mind -------------------------------------------------------------------------------------------
+
+
+def test_refinement_is_part_of_the_run(tmp_path: Path) -> None:
+    wall = {"name": "wall", "kind": "near", "parameters": {"centre": 2.0}}
+    with Run.start(tmp_path / "run", small(output={"burn_in": 3})) as run:
+        run.run(iterations=8)
+        run.refine(add=[wall])
+        run.run(iterations=14)
+        run.refine(remove=["right"], change={"wall": {"scale": 3.0, "parameters": {"width": 0.5}}})
+        run.run(iterations=20)
+    data = RunData.read(tmp_path / "run")
+    assert data.target.tolist() == [0] * 8 + [1] * 6 + [2] * 6
+    assert [t["from_iteration"] for t in data.targets] == [1, 9, 15]
+    assert [[r["name"] for r in t["rewards"]] for t in data.targets] == [["right"], ["right", "wall"], ["wall"]]
+    assert data.targets[2]["rewards"][0]["parameters"] == {"centre": 2.0, "width": 0.5, "axis": 0}
+    assert data.burn_in == 17
+    assert data.diagnostics.n_iterations == 3
+    assert "15 new target: wall (scale 3)" in [" ".join(line.split()) for line in chain_lines(tmp_path / "run/log.txt")]
+
+
+def test_a_refinement_survives_a_crash_before_any_checkpoint(tmp_path: Path) -> None:
+    def go(folder: Path, crash: bool) -> None:
+        run = Run.start(folder, small())
+        run.run(iterations=6)
+        run.refine(change={"right": {"scale": 4.0}})
+        if crash:
+            run._scheduled()
+            for _ in range(3):
+                run._keep(run.chain.step())
+            run.close()
+            run = Run.resume(folder)
+        run.run(iterations=12)
+        run.close()
+
+    go(tmp_path / "whole", False)
+    go(tmp_path / "crashed", True)
+    assert_same_run(tmp_path / "crashed", tmp_path / "whole")
+
+
+def test_two_refinements_before_any_iteration(tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        run = Run.start(tmp_path / name, small())
+        run.refine(change={"right": {"scale": 4.0}})
+        run.refine(change={"right": {"scale": 2.0}})
+        if name == "parts":
+            run.close()
+            run = Run.resume(tmp_path / name)
+        run.run(iterations=4)
+        run.close()
+    assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert RunData.read(tmp_path / "whole").target.tolist() == [2] * 4
+
+
+def test_a_refused_refinement_changes_nothing(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "a", small()) as run:
+        run.run(iterations=5)
+        with pytest.raises(cd.InputError, match=r"no reward term 'rigth', did you mean 'right'\?"):
+            run.refine(remove=["rigth"])
+        with pytest.raises(cd.InputError, match="unknown key 'scal', did you mean 'scale'"):
+            run.refine(change={"right": {"scal": 2.0}})
+        with pytest.raises(cd.InputError, match="parameters: unknown key 'center', did you mean 'centre'"):
+            run.refine(add=[{"name": "wall", "kind": "near", "parameters": {"center": 1.0}}])
+        with pytest.raises(cd.InputError, match="there is a reward 'right' already"):
+            run.refine(add=[{"name": "right", "kind": "near"}])
+        with pytest.raises(cd.NonFiniteError):
+            run.refine(add=[cd.Reward(lambda x: x[:, 0] * math.nan, name="broken")])
+        with pytest.raises(cd.InputError, match="nothing to change"):
+            run.refine()
+        run.run(iterations=10)
+    with Run.start(tmp_path / "b", small()) as run:
+        run.run(iterations=10)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+
+
+def test_rewards_made_in_python_are_asked_for_again(tmp_path: Path) -> None:
+    target, ladder = mixture().tilt(lambda x: x[:, 0], name="right"), cd.ladder.karras(4, 0.05, 20.0)
+    wall = cd.Reward(lambda x: -(x[:, 0] ** 2), name="wall")
+    with Run(tmp_path / "run", target, ladder, fit_samples=16) as run:
+        run.run(iterations=4)
+        run.refine(add=[wall], change={"right": {"scale": 0.5}})
+        run.run(iterations=8)
+    with pytest.raises(cd.InputError, match="made in Python: resume it there"):
+        Run.resume(tmp_path / "run")
+    with pytest.raises(cd.InputError, match="reward 'wall' was made in Python"):
+        Run.resume(tmp_path / "run", target=target)
+    with pytest.raises(cd.InputError, match="rewards or the proposal give other values"):
+        Run.resume(tmp_path / "run", target=target, rewards=[cd.Reward(lambda x: x[:, 0], name="wall")])
+    with Run.resume(tmp_path / "run", target=target, rewards=[wall]) as run:
+        run.run(iterations=10)
+    assert RunData.read(tmp_path / "run").target.tolist() == [0] * 4 + [1] * 6
+
+
+# -- refusing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_model_is_refused(tmp_path: Path) -> None:
+    ladder = cd.ladder.karras(4, 0.05, 20.0)
+    with Run(tmp_path / "run", mixture(), ladder, fit_samples=16) as run:
+        run.run(iterations=4)
+    with pytest.raises(cd.InputError, match="the model predicts other values"):
+        Run.resume(tmp_path / "run", target=mixture(0.1))
+    heard: list[str] = []
+    with Run.resume(tmp_path / "run", target=mixture(0.1), allow_changed=True, tell=heard.append) as run:
+        run.run(iterations=6)
+    assert "the model predicts other values" in heard[0]
+
+
+def test_a_forgotten_process_is_refused(tmp_path: Path) -> None:
+    process = cd.processes.Gaussian(variance=1.0)
+    with Run(tmp_path / "run", mixture(), cd.ladder.karras(4, 0.05, 20.0), process=process) as run:
+        run.run(iterations=2)
+    with pytest.raises(cd.InputError, match="the process has kernels of other values"):
+        Run.resume(tmp_path / "run", target=mixture())
+    with Run.resume(tmp_path / "run", target=mixture(), process=process) as run:
+        run.run(iterations=4)
+
+
+def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=4)
+    path = tmp_path / "run/config.toml"
+    text = path.read_text()
+    path.write_text(text.replace("slope = 0.5", "slope = 0.6"))
+    with pytest.raises(cd.InputError, match=r"config\.toml was changed"):
+        Run.resume(tmp_path / "run")
+    path.write_text(text.replace("seed = 0", "sede = 0"))
+    with pytest.raises(cd.InputError, match=r"config\.toml: \[sampler\]: unknown key 'sede', did you mean 'seed'"):
+        Run.resume(tmp_path / "run")
+    heard: list[str] = []
+    path.write_text(text.replace("iterations = 4", "iterations = 6"))
+    with Run.resume(tmp_path / "run", tell=heard.append) as run:
+        assert run.run().reason == "iterations = 6"
+    assert "may change" in heard[0]
+
+
+BAD = [
+    ({"samplr": {}}, "unknown key 'samplr', did you mean 'sampler'"),
+    ({"sampler": {"n_chain": 2}}, r"\[sampler\]: unknown key 'n_chain', did you mean 'n_chains'"),
+    ({"sampler": {"n_chains": "two"}}, r"\[sampler\] n_chains must be a whole number, got 'two'"),
+    ({"sampler": {"n_chains": 0}}, "n_chains must be a positive integer, got 0"),
+    ({"sampler": {"explorer": "bounc"}}, "explorer must be bounce, langevin, metropolis or none, got 'bounc'"),
+    ({"ladder": {"kind": "cosine"}}, "kind must be karras, geometric, linear or times, got 'cosine'"),
+    ({"ladder": {"sigma_max": -1}}, "sigma_max must be positive"),
+    ({"output": {"thin": 0}}, r"\[output\] thin must be at least 1, got 0"),
+    ({"output": {"scalars": ["y"]}}, r"\[output\] scalars: no 'y'"),
+    ({"stop": {"ess": 10, "ess_scalar": "y"}}, "'y' is not recorded; recorded are x, last mode"),
+    ({"options": {"mean": [1.0]}}, r"\[options\]: unknown key 'mean', did you mean 'means'"),
+    ({"reward": [{"kind": "near"}]}, r"\[\[reward\]\]: 'name' must be given"),
+    ({"reward": [{"name": "a", "kind": "nera"}]}, "unknown kind of reward 'nera', did you mean 'near'"),
+    ({"reward": [{"name": "a", "kind": "near", "anneal": "x"}]}, "anneal must be one of power, linear, constant"),
+    ({"reward": {"name": "a"}}, "two pairs of brackets"),
+    ({"experiment": "mixture-tlit"}, "no experiment 'mixture-tlit', did you mean 'mixture-tilt'"),
+    ({"experiment": "no.such:thing"}, "cannot import 'no.such'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_a_wrong_configuration_says_what_would_be_right(change: dict, message: str, tmp_path: Path) -> None:
+    with pytest.raises(cd.InputError, match=message):
+        Run.start(tmp_path / "run", small(**change))
+    with Run.start(tmp_path / "run", small()) as run:  # and nothing is left in the way
+        run.run(iterations=1)
+
+
+def test_the_resolved_configuration_starts_the_same_run(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "first", small()) as run:
+        run.run()
+    with Run.start(tmp_path / "again", tmp_path / "first/config.toml") as run:
+        run.run()
+    assert_same_run(tmp_path / "again", tmp_path / "first")
+    assert (tmp_path / "again/config.toml").read_text() == (tmp_path / "first/config.toml").read_text()
+
+
+def test_builders_and_rewards_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "my_models_7.py").write_text(
+        "import crepe_diffusion as cd\n"
+        "from crepe_diffusion.run import Experiment\n"
+        "def build(mean: float = 1.0):\n"
+        "    p = cd.models.GaussianMixture([1.0], [[mean]], [1.0])\n"
+        "    return Experiment(p.as_target(), defaults={'ladder': {'n_levels': 3}, 'sampler': {'fit_samples': 16}})\n"
+        "def away(x, point=0.0):\n"
+        "    return (x[:, 0] - point).abs()\n"
+    )
+    (tmp_path / "my.toml").write_text(
+        'experiment = "my_models_7:build"\n[options]\nmean = 2\n[stop]\niterations = 3\n'
+        '[[reward]]\nname = "away"\nkind = "my_models_7:away"\n'
+    )
+    with Run.start(tmp_path / "run", tmp_path / "my.toml") as run:
+        run.run()
+    config = RunData.read(tmp_path / "run").config
+    assert config["ladder"]["n_levels"] == 3
+    assert config["reward"][0]["parameters"] == {"point": 0.0}
+    assert list(RunData.read(tmp_path / "run").scalars) == ["x[0]"]
+    with Run.resume(tmp_path / "run") as run:
+        run.run(iterations=5)
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=2)
+        assert status(tmp_path / "run") == "running"
+        with pytest.raises(cd.InputError, match="another process"):
+            Run.resume(tmp_path / "run")
+    assert status(tmp_path / "run") == "finished"
+    with pytest.raises(cd.InputError, match="already holds a run"):
+        Run.start(tmp_path / "run", small())
+    with pytest.raises(cd.InputError, match="was closed"):
+        run.run()
+
+
+# -- stopping ------------------------------------------------------------------------------------------------------
+
+
+def test_stop_rules(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small(stop={"iterations": 0})) as run:
+        assert run.run(evaluations=400).reason == "evaluations = 400"
+        rows = run.chain.evaluate.counts.rows
+        assert 400 <= rows < 400 + 40
+        assert run.run(seconds=run.seconds + 0.05).reason.startswith("seconds = ")
+        outcome = run.run(ess=12.0, ess_scalar="x", iterations=5000)
+        assert outcome.reason == "ess = 12"
+        assert run.ess() >= 12
+        n = run.chain.iteration
+    with Run.resume(tmp_path / "run") as run:
+        assert run.run().reason == "ess = 12"
+        assert run.chain.iteration == n
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    seen = []
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=30, progress=seen.append)
+    assert seen[-1].iteration == 30
+    assert seen[-1].share == 1.0
+    assert seen[-1].seconds_left == 0.0
+    assert 0 < seen[-1].acceptance <= 1
+    assert seen[-1].ess > 0
+
+
+def test_a_failing_reward_keeps_what_was_sampled(tmp_path: Path) -> None:
+    calls = 0
+
+    def reward(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x[:, 0] * (math.nan if calls > 40 else 1.0)
+
+    target, ladder = mixture().tilt(reward), cd.ladder.karras(4, 0.05, 20.0)
+    with Run(tmp_path / "run", target, ladder, fit_samples=16) as run:
+        with pytest.raises(cd.NonFiniteError):
+            run.run(iterations=500)
+        n = run.chain.iteration
+    assert RunData.read(tmp_path / "run").n_draws == n
+    assert "failed after iteration" in (tmp_path / "run/log.txt").read_text()
+    calls = -(10**9)
+    with Run.resume(tmp_path / "run", target=target) as run:
+        run.run(iterations=n + 3)
+    assert RunData.read(tmp_path / "run").iteration.tolist() == list(range(1, n + 4))
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    for name in ("whole", "full"):
+        with Run.start(tmp_path / name, small()) as run:
+            run.run(iterations=4)
+            if name == "full":
+                with monkeypatch.context() as patch:
+                    patch.setattr("crepe_diffusion.run.store.publish_all", full)
+                    with pytest.raises(OSError, match="No space"):
+                        run.run(iterations=7)
+            else:
+                run.run(iterations=9)
+    with Run.resume(tmp_path / "full") as run:
+        assert run.chain.iteration == 4
+        run.run(iterations=9)
+    assert_same_run(tmp_path / "full", tmp_path / "whole")
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
+    config = small(output={"checkpoint_iterations": 5})
+    for name in ("whole", "hurt"):
+        with Run.start(tmp_path / name, config) as run:
+            run.run(iterations=17)
+    newest = tmp_path / "hurt/checkpoints/00000017/state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert any(str(newest) in str(p) for p in problems(tmp_path / "hurt"))
+    data = RunData.read(tmp_path / "hurt")  # the samples are whole; the state is not needed for a report
+    assert data.n_draws == 17
+    heard: list[str] = []
+    for name in ("whole", "hurt"):
+        with Run.resume(tmp_path / name, tell=heard.append) as run:
+            assert run.chain.iteration == (17 if name == "whole" else 15)
+            run.run(iterations=20)
+    assert len(heard) == 1
+    assert str(newest) in heard[0]
+    aside = tmp_path / "hurt/checkpoints/damaged-00000017"
+    assert aside.is_dir()
+    assert [p.path for p in problems(tmp_path / "hurt")] == [aside]
+    files.shutil.rmtree(aside)
+    assert_same_run(tmp_path / "hurt", tmp_path / "whole")
+    for path in (tmp_path / "hurt/checkpoints").iterdir():
+        (path / "state.json").write_text("{}")
+    with pytest.raises(DamagedError, match="holds no checkpoint that is whole"):
+        Run.resume(tmp_path / "hurt")
+
+
+def test_the_history_is_also_in_the_checkpoint(tmp_path: Path) -> None:
+    for name in ("whole", "hurt"):
+        with Run.start(tmp_path / name, small()) as run:
+            run.run(iterations=4)
+            run.refine(change={"right": {"scale": 2.0}})
+            run.run(iterations=8)
+    path = tmp_path / "hurt/targets.json"
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(DamagedError, match=str(path)):
+        RunData.read(tmp_path / "hurt")
+    heard: list[str] = []
+    for name in ("whole", "hurt"):
+        with Run.resume(tmp_path / name, tell=heard.append) as run:
+            run.run(iterations=10)
+    assert_same_run(tmp_path / "hurt", tmp_path / "whole")
+    assert str(path) in heard[0]
+
+
+def test_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small(output={"checkpoint_iterations": 2})) as run:
+        run.run(iterations=9)
+    assert sorted(p.name for p in (tmp_path / "run/checkpoints").iterdir()) == ["00000008", "00000009"]
+    position, tensors = checkpoint.load(tmp_path / "run/checkpoints/00000009")
+    assert position.n_draws == 9
+    assert tensors["x"].shape == (8, 1)
+
+
+def test_a_snapshot_of_another_chain_is_refused() -> None:
+    ladder = cd.ladder.karras(4, 0.05, 20.0)
+    start = cd.ReplicaExchange(mixture(), ladder, n_chains=2, fit_samples=16).snapshot()
+    with pytest.raises(cd.InputError, match="holds 2 chains of 1 models"):
+        cd.ReplicaExchange(mixture(), ladder, n_chains=3, start=start)
+
+
+def test_data_of_a_chain_in_memory() -> None:
+    chain = cd.ReplicaExchange(mixture(), cd.ladder.karras(4, 0.05, 20.0), n_chains=2, fit_samples=16)
+    samples = chain.sample(12, burn_in=3)
+    data = RunData.of(samples, chain, {"x": lambda x: x[:, 0]}, name="memory")
+    assert np.array_equal(data.scalars["x"], samples.x[..., 0].numpy())
+    assert data.diagnostics.n_iterations == 12
+    assert data.n_chains == 2

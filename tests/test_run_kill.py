@@ -1,0 +1,270 @@
+"""Runs that are killed, damaged and watched: nothing is lost, doubled or silently wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import crepe_diffusion as cd
+import run_worker
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.run import DamagedError, Run, RunData
+from crepe_diffusion.run.folder import problems
+from run_worker import SERVER, assert_same_run
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("reference") / "run"
+    run_worker.go(folder)
+    return folder
+
+
+def undisturbed(folder: Path) -> float:
+    """Let a child begin or finish a run; how long that took."""
+    child, began = SERVER.Process(target=run_worker.go, args=(folder,)), time.monotonic()
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    return time.monotonic() - began
+
+
+def survive(reference: Path, tmp_path: Path, n_kills: int, seed: int) -> None:
+    """Kill runs at random moments, each up to eight times, and let them finish."""
+    dice, total, n_runs = random.Random(seed), 0, 0
+    undisturbed(tmp_path / "first")  # waits for the server to start, too
+    typical = undisturbed(tmp_path / "second")
+    while total < n_kills:
+        folder = tmp_path / f"run{n_runs}"
+        for _ in range(min(8, n_kills - total)):
+            child, began = SERVER.Process(target=run_worker.go, args=(folder,)), time.monotonic()
+            child.start()
+            child.join(dice.uniform(0.0, 0.6 * typical))
+            if child.exitcode is not None:
+                # The machine is faster than it was: what it does now is what counts.
+                assert child.exitcode == 0
+                typical = (typical + time.monotonic() - began) / 2
+                break
+            child.kill()
+            child.join()
+            total += 1
+        undisturbed(folder)
+        assert_same_run(folder, reference)
+        shutil.rmtree(folder)
+        n_runs += 1
+    print(f"{total} kills, {total} resumed, in {n_runs} runs that all equal the undisturbed one")
+
+
+def test_a_killed_run_resumes_as_if_nothing_had_happened(reference: Path, tmp_path: Path) -> None:
+    survive(reference, tmp_path, 5, seed=1)
+
+
+@pytest.mark.slow
+def test_a_hundred_kills(reference: Path, tmp_path: Path) -> None:
+    survive(reference, tmp_path, 100, seed=2)
+
+
+def die_in_writes(reference: Path, tmp_path: Path, moments: list[tuple[int, str]]) -> None:
+    for after, stage in moments:
+        folder = tmp_path / f"write{after}{stage}"
+        child = SERVER.Process(target=run_worker.go_and_die, args=(folder, after, stage))
+        child.start()
+        child.join()
+        assert child.exitcode in (0, -9)
+        run_worker.go(folder)
+        assert_same_run(folder, reference)
+        shutil.rmtree(folder)
+
+
+def test_a_run_killed_while_it_writes(reference: Path, tmp_path: Path) -> None:
+    # A creation takes about 25 writes, an iteration 15, a checkpoint 20 more.
+    die_in_writes(
+        reference, tmp_path, [(1, "after"), (20, "halfway"), (115, "before"), (200, "after"), (300, "halfway")]
+    )
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_every_kind_of_write(reference: Path, tmp_path: Path) -> None:
+    stages = ("before", "halfway", "after")
+    die_in_writes(reference, tmp_path, [(n, stages[n % 3]) for n in [*range(1, 60), *range(60, 400, 12)]])
+
+
+# -- damage --------------------------------------------------------------------------------------------------------
+
+
+def damaged_copies(reference: Path, tmp_path: Path, n: int, seed: int):
+    """Copies of a run in which one file was truncated or has one bit flipped."""
+    dice = random.Random(seed)
+    files = sorted(p.relative_to(reference) for p in reference.rglob("*") if p.is_file() and p.stat().st_size)
+    # The smallest files would rarely be chosen by size, the largest rarely by name: half of each.
+    for i in range(n):
+        weights = None if i % 2 else [(reference / f).stat().st_size for f in files]
+        name = dice.choices(files, weights)[0]
+        folder = tmp_path / f"copy{i}"
+        shutil.copytree(reference, folder)
+        content = bytearray((folder / name).read_bytes())
+        if i % 5 == 4:
+            content = content[: dice.randrange(len(content))]
+        else:
+            content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+        (folder / name).write_bytes(bytes(content))
+        yield folder, name
+        shutil.rmtree(folder)
+
+
+def test_damage_is_named_or_harmless(reference: Path, tmp_path: Path) -> None:
+    longer = tmp_path / "longer"
+    shutil.copytree(reference, longer)
+    n = run_worker.CONFIG["stop"]["iterations"] + 6
+    run_worker.go(longer, n)
+    before, after = RunData.read(reference), RunData.read(longer)
+    told = harmless = 0
+    for folder, name in damaged_copies(reference, tmp_path, 50, seed=3):
+        where = str(folder / name)
+        heard = [str(p) for p in problems(folder)]
+        try:
+            data = RunData.read(folder)
+        except (DamagedError, InputError) as error:
+            heard.append(str(error))
+        else:
+            heard += data.notes
+            assert np.array_equal(data.x, before.x)
+            assert np.array_equal(data.target, before.target)
+        try:
+            with Run.resume(folder, tell=heard.append) as run:
+                run.run(iterations=n)
+        except (DamagedError, InputError) as error:
+            heard.append(str(error))
+        else:
+            resumed = RunData.read(folder)
+            assert np.array_equal(resumed.x, after.x), where
+            assert np.array_equal(resumed.iteration, after.iteration)
+            assert torch.equal(resumed.diagnostics.accepts, after.diagnostics.accepts)
+        named = any(str(name) in text for text in heard)
+        told, harmless = told + named, harmless + (not named)
+        # The log is for people, and the lock is empty: nothing is computed from them.
+        assert named or name.name in ("log.txt",), where
+    print(f"{told} named, {harmless} harmless")
+
+
+# -- readers -------------------------------------------------------------------------------------------------------
+
+
+def watch(tmp_path: Path, n_reads: int, n_iterations: int, n_kills: int = 0) -> int:
+    """Read a run while it is written (and killed and resumed): always a prefix of what it will be."""
+    folder, kept, previous, child = tmp_path / "watched", [], 0, None
+    reads = 0
+    deadline = time.monotonic() + 600
+    while reads < n_reads and time.monotonic() < deadline:
+        if child is None or child.exitcode is not None:
+            if child is not None and child.exitcode == 0 and not n_kills:
+                break
+            child = SERVER.Process(target=run_worker.endless, args=(folder, n_iterations))
+            child.start()
+        if not (folder / "checkpoints" / "00000000").exists() and not previous:
+            time.sleep(0.005)
+            continue
+        data = RunData.read(folder)
+        reads += 1
+        n = len(data.x)
+        assert (data.iteration == np.arange(1, n + 1)).all()
+        assert (data.trace["iteration"] == np.arange(1, len(data.trace["iteration"]) + 1)).all()
+        assert np.isfinite(data.x).all()
+        assert all(len(values) == n and np.isfinite(values).all() for values in data.scalars.values())
+        assert data.diagnostics.n_iterations <= n
+        if not n_kills:
+            assert n >= previous
+        previous = n
+        kept.append(data.x[-3:].copy())
+        if n_kills and reads % (n_reads // (n_kills + 1)) == 0:
+            child.kill()
+    child.join(120)
+    run_worker.endless(folder, n_iterations)
+    final = RunData.read(folder).x
+    values = {row.tobytes() for row in final}
+    assert all(row.tobytes() in values for rows in kept for row in rows)
+    return reads
+
+
+def test_readers_never_see_a_torn_run(tmp_path: Path) -> None:
+    assert watch(tmp_path, 300, 60) > 20
+
+
+@pytest.mark.slow
+def test_thousands_of_reads(tmp_path: Path) -> None:
+    reads = watch(tmp_path, 5000, 20000) + watch(tmp_path / "killed", 1000, 20000, n_kills=10)
+    print(f"{reads} reads")
+
+
+# -- memory and time -----------------------------------------------------------------------------------------------
+
+
+def growth(tmp_path: Path, counts: list[int]) -> float:
+    results = SERVER.Queue()
+    child = SERVER.Process(target=run_worker.measure_memory, args=(tmp_path / "run", counts, results))
+    child.start()
+    first, *_, last = (results.get(timeout=600) for _ in counts)
+    child.join()
+    print(f"{first / 2**20:.1f} MiB after {counts[0]} iterations, {last / 2**20:.1f} MiB after {counts[-1]}")
+    return last / first - 1
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the size of a process from /proc")
+def test_memory_is_flat(tmp_path: Path) -> None:
+    assert growth(tmp_path, [100, 500]) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the size of a process from /proc")
+def test_memory_is_flat_over_ten_thousand_iterations(tmp_path: Path) -> None:
+    assert growth(tmp_path, [1000, 10_000]) < 0.01
+
+
+def small_network() -> cd.models.Denoiser:
+    """Two hidden layers of 256 on 16 dimensions: about as small as a network gets."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(17, 256), torch.nn.SiLU(), torch.nn.Linear(256, 256), torch.nn.SiLU()]
+    net = torch.nn.Sequential(*layers, torch.nn.Linear(256, 16)).requires_grad_(False)
+
+    def denoise(y: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
+        s = sigma[:, None]
+        scale = (1 + s * s).sqrt()
+        return y / scale**2 + 0.1 * s / scale * net(torch.cat([y / scale, s.log()], 1))
+
+    return cd.models.Denoiser(denoise, (16,))
+
+
+@pytest.mark.slow
+def test_the_store_costs_little(tmp_path: Path) -> None:
+    """With the default cadences; everything but the sampler's own work counts, the first and last writes too."""
+    ladder = cd.ladder.karras(21, 0.02, 20.0, substeps=2)
+    run = Run(tmp_path / "run", small_network() ** 1.5, ladder, n_chains=4, explorer=cd.Bounce())
+    step, output, sampling = run.chain.step, run.chain.output, 0.0
+
+    def timed(function):
+        def call():
+            nonlocal sampling
+            began = time.perf_counter()
+            out = function()
+            sampling += time.perf_counter() - began
+            return out
+
+        return call
+
+    run.chain.step, run.chain.output = timed(step), timed(output)
+    began = time.perf_counter()
+    run.run(seconds=60)
+    total = time.perf_counter() - began
+    n = run.chain.iteration
+    print(f"{(1 - sampling / total):.2%} of {total:.0f} s, {n} iterations of {1e3 * sampling / n:.1f} ms")
+    assert 1 - sampling / total < 0.02

@@ -1,0 +1,217 @@
+"""Bad runs are called bad, for the right reason; good ones hear nothing. Real chains on models with known truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import crepe_diffusion as cd
+from crepe_diffusion import ladder
+from crepe_diffusion.kernels.swap import metropolis
+from crepe_diffusion.models import GaussianMixture, Segments, TokenTable
+from crepe_diffusion.run.data import RunData
+from crepe_diffusion.run.evidence import Evidence, ScalarSummary
+from crepe_diffusion.run.verdict import LEVELS, Verdict, percent, verdict
+
+LINE = GaussianMixture(weights=[0.3, 0.5, 0.2], means=[[-4.0], [0.0], [3.0]], stds=[0.5, 0.8, 0.4])
+PLANE = GaussianMixture(weights=[0.3, 0.7], means=[[-3.0, 0.0], [2.0, 1.0]], stds=[0.5, 0.6])
+WIDE = GaussianMixture(weights=[1.0], means=[[1.0, 0.0]], stds=[2.0])
+SPACE = GaussianMixture(weights=[0.4, 0.6], means=[[-1.0] * 8, [1.0] * 8], stds=[0.3, 0.3])
+TABLE = torch.tensor(
+    [[[8, 1, 2], [1, 3, 1], [2, 1, 6]], [[1, 4, 1], [5, 1, 2], [1, 2, 1]], [[3, 1, 1], [1, 1, 7], [2, 6, 1]]]
+)
+MASKED, UNIFORM = TokenTable(TABLE, "masked"), TokenTable(TABLE, "uniform")
+# Annealing that does not vanish leaves the noise end with a law that it is not drawn from.
+TILTED_EVERYWHERE = GaussianMixture(weights=[0.5, 0.5], means=[[-4.0], [4.0]], stds=[0.5, 0.5]).tilt(
+    lambda x: torch.where(x[:, 0] > 0, 0.0, -12.0), anneal=cd.anneal.constant()
+)
+
+
+def karras(n: int, low: float = 0.02, **options: int) -> cd.Ladder:
+    return ladder.karras(n, low, 20.0, **options)
+
+
+def run(target, levels, n=160, burn_in=40, chains=8, scalars=None, **options) -> RunData:
+    chain = cd.ReplicaExchange(target, levels, n_chains=chains, seed=3, fit_samples=64, **options)
+    return RunData.of(chain.sample(n, burn_in=burn_in), chain, scalars)
+
+
+def never(log_alpha, stream):
+    return torch.zeros_like(log_alpha, dtype=torch.bool)
+
+
+def lazy(log_alpha, stream):
+    """Swaps a quarter as often as it may, so that replicas diffuse where the prediction sees them drift."""
+    return metropolis(log_alpha, stream.at("alpha")) & stream.at("lazy").bernoulli(
+        torch.full_like(log_alpha, math.log(1 / 4))
+    )
+
+
+def refined(before: int, after: int) -> RunData:
+    """A run whose reward was added on the way; a real one, put together from its two parts."""
+    chain = cd.ReplicaExchange(PLANE, karras(11), n_chains=8, seed=4, fit_samples=64)
+    first = RunData.of(chain.sample(before), chain)
+    chain.target = PLANE.tilt(lambda x: x[:, 0], name="right")
+    second = RunData.of(chain.sample(after), chain)
+    both = {k: np.concatenate([getattr(first, k), getattr(second, k)]) for k in ("x", "iteration", "replica", "born")}
+    return replace(
+        second,
+        **both,
+        target=np.repeat([0, 1], [before, after]),
+        targets=[first.targets[0], {"from_iteration": before + 1, "rewards": [{"name": "right"}]}],
+        scalars={k: np.concatenate([first.scalars[k], second.scalars[k]]) for k in first.scalars},
+    )
+
+
+def gap(n_low: int, n_high: int, low: float, high: float) -> cd.Ladder:
+    """A geometric ladder from 0.02 to 20 with nothing between `low` and `high`."""
+    below, above = np.geomspace(0.02, low, n_low) if n_low > 1 else np.array([low]), np.geomspace(high, 20, n_high)
+    return ladder.of(np.concatenate([below, above]).tolist())
+
+
+PAPER = cd.Proposal("paper")
+BAD: dict[str, tuple[Callable[[], RunData], str, str]] = {
+    "too few levels": (lambda: run(SPACE**2.0, karras(8), proposal=PAPER), "do not trust", "too few levels: 8 where"),
+    "lowest pair stuck": (lambda: run(SPACE**2.0, gap(1, 24, 1e-3, 1.2)), "do not trust", "levels 0 and 1"),
+    "middle pair stuck": (lambda: run(SPACE**2.0, gap(8, 12, 0.1, 2.5)), "do not trust", "is stuck"),
+    "no round trip": (lambda: run(LINE**2.0, karras(61), 30, 0), "do not trust", "no replica came"),
+    "few round trips": (lambda: run(LINE**2.0, karras(21), 30, 0, 1), "do not trust", "fresh arrivals"),
+    "too short": (lambda: run(LINE**2.0, karras(11), 80, 20, 1), "look", "effective of 80 draws"),
+    "hardly begun": (lambda: run(LINE**2.0, karras(11), 10, 0), "do not trust", "only 10 draws"),
+    "reward is NaN": (
+        lambda: run(LINE.tilt(lambda x: torch.where(x[:, 0] > 1, math.nan, 0.0)), karras(11), nonfinite="reject"),
+        "do not trust",
+        "NaN or infinite",
+    ),
+    "reward is -inf": (
+        lambda: run(LINE.tilt(lambda x: torch.full((len(x),), -math.inf)), karras(11)),
+        "do not trust",
+        "minus infinity",
+    ),
+    "chains disagree": (
+        lambda: run(LINE**2.0, karras(11), accept=never, explorer=cd.Langevin(scale=0.5)),
+        "do not trust",
+        "chains disagree",
+    ),
+    "burn-in not over": (
+        lambda: run(LINE.tilt(lambda x: 3 * x[:, 0]), karras(31), 120, 0, 48),
+        "look",
+        "burn-in is not over",
+    ),
+    "target changed": (lambda: refined(150, 90), "look", "only 90 of 240 draws"),
+    "explorer refused": (
+        lambda: run(LINE**2.0, karras(13), explorer=cd.Bounce(accept=never)),
+        "look",
+        "the explorer accepts 0 %",
+    ),
+    "noise end does not fit": (lambda: run(TILTED_EVERYWHERE, karras(11)), "look", "paths down but"),
+    "nothing varies": (
+        lambda: run(LINE**2.0, karras(11), scalars={"one": lambda x: x[:, 0] * 0 + 1}),
+        "look",
+        "one never",
+    ),
+    "replicas turn back": (lambda: run(WIDE, karras(5), 200, chains=12, accept=lazy), "look", "turn back"),
+}
+GOOD: dict[str, Callable[[], RunData]] = {
+    "tempered": lambda: run(LINE**2.0, karras(21)),
+    "tempered, bounce": lambda: run(LINE**2.0, karras(15), 120, explorer=cd.Bounce()),
+    "tempered, sub-steps": lambda: run(LINE**2.0, karras(8, substeps=3), 120),
+    "tempered plane, Langevin": lambda: run(PLANE**1.5, karras(21), explorer=cd.Langevin()),
+    "tempered, 8 dimensions": lambda: run(SPACE**1.5, karras(31)),
+    "heated": lambda: run(PLANE**0.6, karras(21)),
+    "tilted": lambda: run(LINE.tilt(lambda x: -((x[:, 0] - 2) ** 2) / 2), karras(11), explorer=cd.Bounce()),
+    "guided": lambda: run(cd.guided(PLANE, WIDE, 1.5), karras(21)),
+    "product": lambda: run(PLANE * WIDE, karras(21)),
+    "segments": lambda: run(Segments(LINE, 2).tilt(lambda x: -(x[:, 0, 0] - x[:, 1, 0]).abs() / 3), karras(11), 200),
+    "one chain": lambda: run(LINE**2.0, karras(16), 500, 60, 1),
+    "masked tokens": lambda: run(MASKED**2.0, ladder.linear(11), 240, explorer=cd.Metropolis()),
+    "masked tokens, tilted": lambda: run(MASKED.tilt(lambda x: (x == 0).double().sum(1), on="mode"), ladder.linear(11)),
+    "uniform tokens": lambda: run(UNIFORM**1.5, ladder.linear(9)),
+    "refined long ago": lambda: refined(40, 200),
+    "one scalar is constant": lambda: run(
+        LINE, karras(11), scalars={"x": lambda x: x[:, 0], "finite": lambda x: x[:, 0].isfinite().double()}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_runs_are_called_bad_for_the_right_reason(name):
+    make, level, reason = BAD[name]
+    said = verdict(make())
+    assert said.level == level, said
+    assert any(reason in r for r in said.reasons), said
+    assert said.advice
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_runs_hear_nothing(name):
+    assert verdict(GOOD[name]()) == Verdict("ok")
+
+
+def test_the_ladder_is_blamed_before_its_effects():
+    said = verdict(BAD["too few levels"][0]())
+    assert said.reasons[0].startswith("too few levels: 8 where Lambda ~ ")
+    assert said.advice[0].startswith("take about ")
+    assert not any(a.startswith("run about") for a in said.advice), "more of the same does not help"
+
+
+def test_only_draws_that_count_are_judged():
+    """The same draws are good or bad depending on which of them burn-in and the history leave to be judged."""
+    data = run(LINE**2.0, karras(16), 200)
+    spoilt = {k: v.copy() for k, v in data.scalars.items()}
+    for v in spoilt.values():
+        v[:40] += 20
+    assert verdict(replace(data, scalars=spoilt)).level != "ok"
+    assert verdict(replace(data, scalars=spoilt, burn_in=40)).level == "ok"
+    changed = [*data.targets, {"from_iteration": int(data.iteration[40]), "rewards": []}]
+    assert verdict(replace(data, scalars=spoilt, target=np.arange(200) >= 40, targets=changed)).level == "ok"
+
+
+def test_counts_of_what_was_not_finite_decide_the_level():
+    data = run(LINE, karras(6), 60, 20)
+    few, many = data.counts.copy(), data.counts.copy()
+    few.nonfinite[3] += 1
+    many.nonfinite[3] += many.rows // 50
+    assert verdict(replace(data, counts=few)).level == "look"
+    assert verdict(replace(data, counts=many)).level == "do not trust"
+
+
+@pytest.mark.parametrize("phi", [0.0, 0.8])
+def test_agreeing_chains_stay_below_the_bars_and_shifted_ones_do_not(phi):
+    """AR(1) chains, 60 of them a case; the stated chance of a false alarm is 1e-5 each."""
+    rng = np.random.default_rng(5)
+    noise = rng.standard_normal((60, 500, 4))
+    x = np.zeros_like(noise)
+    for i in range(1, 500):
+        x[:, i] = phi * x[:, i - 1] + noise[:, i]
+    x = x[:, 100:]
+    agreeing = [ScalarSummary("x", v) for v in x]
+    assert all(s.rhat < max(1.01, s.rhat_by_chance) and abs(s.drift) < 4.5 for s in agreeing)
+    apart = [ScalarSummary("x", v + 3 * v.std() * np.array([1, 0, 0, 0])) for v in x]
+    assert all(s.rhat > max(1.01, s.rhat_by_chance) and s.odd_chain()[0] == 0 for s in apart)
+    late = [ScalarSummary("x", v + 5 * v.std() * (np.arange(400) < 40)[:, None]) for v in x]
+    assert sum(abs(s.drift) > 4.5 for s in late) > 40
+    assert all(20 <= s.burn_in_over() <= 200 for s in late if abs(s.drift) > 4.5), "the transient lasts for 40 draws"
+
+
+def test_free_energies_are_the_diagnostics_own():
+    data = run(LINE**2.0, karras(8), 100)
+    assert Evidence(data).log_z["bar"] == data.diagnostics.log_z()
+    assert Evidence(data).suggested_levels == data.diagnostics.suggested_levels()
+
+
+def test_percentages_keep_the_digits_that_matter():
+    assert [percent(p) for p in (0, 1e-9, 0.0012, 0.031, 0.14, 1)] == [
+        "0 %",
+        "under 0.01 %",
+        "0.12 %",
+        "3.1 %",
+        "14 %",
+        "100 %",
+    ]
+    assert LEVELS == ("ok", "look", "do not trust")
