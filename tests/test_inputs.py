@@ -182,6 +182,23 @@ CASES = {
         lambda: cd.SMC(model(process=Gaussian(variance=1.0)), L, weights="discrete-cfg"),
         "needs discrete models",
     ),
+    "a prompt of another length": (
+        lambda: cd.models.TokenTable(torch.ones(2, 2, 2), prompt=torch.tensor([0, 1])),
+        r"shape of the event \(3,\), got \(2,\)",
+    ),
+    "correctors with a clipped gradient": (
+        lambda: cd.SMC(
+            model(process=Gaussian(variance=1.0)).tilt(linear, guidance="gradient"),
+            L,
+            weights="fkc",
+            proposal=cd.Proposal(clip=1.0),
+        ),
+        'guidance="gradient" and no clip',
+    ),
+    "correctors with half a gradient": (
+        lambda: cd.SMC(model(process=Gaussian(variance=1.0)).tilt(linear, guidance="jacobian-free"), L, weights="fkc"),
+        'guidance="gradient" and no clip',
+    ),
     "correctors without gradients": (
         lambda: cd.SMC(model(process=Gaussian(variance=1.0)).tilt(linear), L, weights="fkc"),
         'guidance="gradient"',

@@ -139,6 +139,14 @@ def test_categories_come_at_their_frequencies_and_never_at_zero_probability(dtyp
     refuted(assert_frequencies, drawn, p.roll(1))
 
 
+@pytest.mark.parametrize("bad", [-torch.inf, torch.nan], ids=str)
+def test_a_draw_from_nothing_is_news(bad):
+    log_p = torch.zeros(4, 3)
+    log_p[2] = bad
+    with pytest.raises(cd.NonFiniteError, match="1 of 4 draws have no category of positive probability"):
+        STREAM.categorical(log_p)
+
+
 def test_the_last_uniform_never_lands_on_a_trailing_category_of_probability_zero(monkeypatch):
     largest = _open_unit(np.array([2**64 - 1], dtype=np.uint64))
     monkeypatch.setattr(Stream, "uniform", lambda self, shape, **_: largest.expand(shape))

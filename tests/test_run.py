@@ -230,19 +230,19 @@ def test_a_changed_model_is_refused(tmp_path: Path) -> None:
     ladder = cd.ladder.karras(4, 0.05, 20.0)
     with Run(tmp_path / "run", mixture(), ladder, fit_samples=16) as run:
         run.run(iterations=4)
-    with pytest.raises(cd.InputError, match="the model predicts other values"):
+    with pytest.raises(cd.InputError, match="the model or its process gives other values"):
         Run.resume(tmp_path / "run", target=mixture(0.1))
     heard: list[str] = []
     with Run.resume(tmp_path / "run", target=mixture(0.1), allow_changed=True, tell=heard.append) as run:
         run.run(iterations=6)
-    assert "the model predicts other values" in heard[0]
+    assert "the model or its process gives other values" in heard[0]
 
 
 def test_a_forgotten_process_is_refused(tmp_path: Path) -> None:
     process = cd.processes.Gaussian(variance=1.0)
     with Run(tmp_path / "run", mixture(), cd.ladder.karras(4, 0.05, 20.0), process=process) as run:
         run.run(iterations=2)
-    with pytest.raises(cd.InputError, match="the process has kernels of other values"):
+    with pytest.raises(cd.InputError, match="the model or its process gives other values"):
         Run.resume(tmp_path / "run", target=mixture())
     with Run.resume(tmp_path / "run", target=mixture(), process=process) as run:
         run.run(iterations=4)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, NonFiniteError
 
 __all__ = ["Stream"]
 
@@ -87,6 +87,9 @@ class Stream:
     def categorical(self, log_p: Tensor) -> Tensor:
         """Indices along the last axis, drawn from (unnormalised) log-probabilities in float64."""
         p = torch.softmax(log_p.to(torch.float64), dim=-1)
+        if p.isnan().any():
+            bad = int(p.isnan().any(-1).sum())
+            raise NonFiniteError(f"{bad} of {p[..., 0].numel()} draws have no category of positive probability")
         u = self.uniform(tuple(log_p.shape[:-1]), device=log_p.device)
         cumulative = p.cumsum(-1)
         # Inverting the cumulative sum: `right` never lands on a category of probability zero.

@@ -14,6 +14,8 @@ particles that walk by the model's own kernels, with no gradient of the reward i
 from __future__ import annotations
 
 import argparse
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,8 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
+from crepe_diffusion.processes import Process
+from crepe_diffusion.run.runner import Progress
 
 __all__ = ["Method", "Study", "Truth", "run"]
 
@@ -145,8 +149,16 @@ class Study:
     ess: float
 
 
-def run(n_samples: int = 150_000, seed: int = 0, progress: Callable[[str, int], None] = lambda name, n: None) -> Study:
-    """`n_samples` draws by each method; `progress` hears of each method's draws as they come."""
+def run(
+    n_samples: int = 150_000,
+    seed: int = 0,
+    progress: Callable[[str, int], None] = lambda name, n: None,
+    folder: Path | None = None,
+) -> Study:
+    """`n_samples` draws by each method; `progress` hears of each method's draws as they come.
+
+    CREPE's run is kept in `folder`, which must be new; without one it goes to a temporary place.
+    """
     if n_samples < 1000 or n_samples % 1000:
         raise cd.InputError(f"the number of samples must be a multiple of 1000, got {n_samples!r}")
     truth, p = Truth(), mixture()
@@ -181,17 +193,10 @@ def run(n_samples: int = 150_000, seed: int = 0, progress: Callable[[str, int], 
         pooled.append(Method.of(f"SMC {batch}, by Z", x, truth, n_blocks, w))
 
     start = time.perf_counter()
-    chain = cd.ReplicaExchange(target, shorter, n_chains=N_CHAINS, seed=seed, process=process)
-    for _ in range(BURN_IN):
-        chain.step()
-    chain.restart_diagnostics()
-    draws = []
-    for _ in range(n_samples // N_CHAINS):
-        chain.step()
-        draws.append(chain.output()[:, 0])
-        progress("CREPE", N_CHAINS)
-    series = torch.stack(draws)
-    rows, seconds = chain.evaluate.counts.rows, time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as elsewhere:
+        data = _crepe(folder or Path(elsewhere) / "crepe", target, shorter, process, n_samples, seed, truth, progress)
+    series, diagnostics = torch.from_numpy(data.x[data.burn_in :, :, 0]), data.diagnostics
+    rows, seconds = data.counts.rows, time.perf_counter() - start
     crepe = Method.of("CREPE", series.T.flatten(), truth, SEGMENTS * N_CHAINS, rows=rows, seconds=seconds)
     x = truth.draw(n_samples, cd.Stream(seed).at("exact"))
     return Study(
@@ -201,11 +206,41 @@ def run(n_samples: int = 150_000, seed: int = 0, progress: Callable[[str, int], 
         smc=smc,
         pooled=pooled,
         crepe=crepe,
-        barrier=chain.diagnostics.barrier(),
-        round_trips=chain.diagnostics.round_trips(),
+        barrier=diagnostics.barrier(),
+        round_trips=diagnostics.round_trips(),
         fit_rows=SHARED_FIT * len(levels.times),
         ess=min(cd.ess((torch.bucketize(series, truth.borders) == k).double()) for k in range(len(truth.modes))),
     )
+
+
+def _crepe(
+    folder: Path,
+    target: cd.Target,
+    levels: cd.Ladder,
+    process: Process,
+    n_samples: int,
+    seed: int,
+    truth: Truth,
+    progress: Callable[[str, int], None],
+) -> cd.RunData:
+    """One run of CREPE in a folder of its own."""
+    scalars = {f"mode at {c:g}": _in_mode(truth, k) for k, c in enumerate(truth.centres.tolist())}
+    seen = 0
+
+    def show(now: Progress) -> None:
+        nonlocal seen
+        draws = max(0, now.iteration - BURN_IN) * N_CHAINS
+        progress("CREPE", draws - seen)
+        seen = draws
+
+    options = {"n_chains": N_CHAINS, "seed": seed, "process": process, "burn_in": BURN_IN, "scalars": scalars}
+    with cd.Run(folder, target, levels, **options) as run:  # type: ignore[arg-type]
+        run.run(iterations=BURN_IN + n_samples // N_CHAINS, progress=show)
+        return run.data()
+
+
+def _in_mode(truth: Truth, k: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: (torch.bucketize(x[:, 0].contiguous(), truth.borders) == k).double()
 
 
 def cells(study: Study) -> tuple[list[str], list[list[str]]]:
@@ -362,11 +397,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # batches this small gain nothing from a second thread, which then waits and disturbs
 
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
 
+    from crepe_diffusion.run.report import write_report
+
+    folder = options.out / "crepe"
+    shutil.rmtree(folder, ignore_errors=True)  # the demo begins anew each time
     console = Console()
     columns = (TextColumn("{task.description:15}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=options.quiet) as bars:
+    with Bars(*columns, console=console, disable=options.quiet) as bars:
         names = [*(f"SMC {b}" for b in BATCHES), "CREPE"]
         tasks = {name: bars.add_task(name, total=options.samples, start=False) for name in names}
 
@@ -374,12 +414,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             bars.start_task(tasks[name])
             bars.advance(tasks[name], n)
 
-        study = run(options.samples, options.seed, progress)
+        study = run(options.samples, options.seed, progress, folder)
     console.print(table(study))
     for note in notes(study):
         console.print(f"- {note}", highlight=False)
     figure(study, options.out / "minibatch.png")
     console.print(f"Figure: {options.out / 'minibatch.png'}")
+    report = write_report(cd.RunData.read(folder), folder / "report.html")
+    console.print(f"Report of the CREPE run: {report}")
     if options.write_docs:
         write_docs(study, Path("docs"), "python -m crepe_diffusion.experiments.minibatch --write-docs")
         console.print("Wrote docs/minibatch.md and docs/figures/minibatch.png")

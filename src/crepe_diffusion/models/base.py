@@ -131,6 +131,12 @@ class Denoiser(_Wrapped):
         return self._process
 
 
+def check_prompt(prompt: Tensor | None, event_shape: tuple[int, ...]) -> None:
+    """A prompt says of every position whether it is frozen (a token) or free (-1)."""
+    if prompt is not None and tuple(prompt.shape) != event_shape:
+        raise InputError(f"a prompt needs the shape of the event {event_shape}, got {tuple(prompt.shape)}")
+
+
 class TokenModel(_Wrapped):
     """A discrete diffusion given by `log P(x_0^i = v | x_t)`, as `f(tokens, t)` or `f(tokens, t, condition)`."""
 
@@ -147,6 +153,7 @@ class TokenModel(_Wrapped):
     ):
         check_choice("kind", kind, ("masked", "uniform"))
         super().__init__(function, event_shape, condition, dtype)
+        check_prompt(prompt, self.event_shape)
         self._process = Masked(vocab_size, prompt) if kind == "masked" else Uniform(vocab_size, prompt)
 
     def process(self) -> Process:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.models.base import Model
+from crepe_diffusion.models.base import Model, check_prompt
 from crepe_diffusion.processes import Masked, Process, Uniform
 from crepe_diffusion.processes.base import check_choice
 
@@ -34,6 +34,7 @@ class TokenTable(Model):
             raise InputError(f"a table needs shape (V, ..., V) and non-negative entries, got shape {tuple(p.shape)}")
         self.vocab_size, self.length = p.shape[0], p.ndim
         self.event_shape, self.dtype = (self.length,), torch.float64
+        check_prompt(prompt, self.event_shape)
         self.probabilities = (p / p.sum()).flatten()
         index = torch.arange(self.vocab_size**self.length)
         powers = self.vocab_size ** torch.arange(self.length - 1, -1, -1)

@@ -733,7 +733,7 @@ class Run:
     def _check_probe(self, allow_changed: bool, say: Callable[[str], None]) -> None:
         now, before = self._probe(), self.history[self.target_index]["probe"]
         for part, what in (
-            ("models", "the model predicts"),
+            ("models", "the model or its process gives"),
             ("rewards", "the rewards or the proposal give"),
             ("kernels", "the process has kernels of"),
         ):

@@ -200,8 +200,12 @@ class FeynmanKac:
         process = evaluate.process.kernels
         if not isinstance(process, GaussianProcess):
             raise InputError("Feynman-Kac correctors are for Gaussian diffusions")
-        if not evaluate.has_gradients:
-            raise InputError('Feynman-Kac correctors need rewards with guidance="gradient"; use "fk-steering" without')
+        # The weights hold for the true gradient of the reward, not for one that was clipped or cut short.
+        steers = evaluate.proposal
+        if steers.clip or any((steers.guidance or r.guidance) != "gradient" for r in evaluate.target.rewards):
+            raise InputError(
+                'Feynman-Kac correctors need rewards with guidance="gradient" and no clip; use "fk-steering" or "rne"'
+            )
         if evaluate.law.steering != evaluate.law.exponents:
             raise InputError(
                 "Feynman-Kac correctors follow the target's own score: leave the proposal's exponents unset"
