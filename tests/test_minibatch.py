@@ -48,12 +48,12 @@ def test_costs_are_what_the_formulas_say(study: minibatch.Study) -> None:
     assert {m.rows for m in study.smc} == {N_SAMPLES * minibatch.N_LEVELS}
     iterations = N_SAMPLES // minibatch.N_CHAINS + minibatch.BURN_IN
     descent = 1  # the replicas' first positions: one pass down the ladder
-    assert study.crepe.rows == minibatch.N_CHAINS * (minibatch.N_LEVELS - 1) * (iterations + descent)
+    assert study.crepe.rows == minibatch.N_CHAINS * (minibatch.N_LEVELS - minibatch.SHORTER) * (iterations + descent)
 
 
 def test_costs_are_equal_at_the_default_size() -> None:
     n, chains, levels = 150_000, minibatch.N_CHAINS, minibatch.N_LEVELS
-    crepe = (levels - 1) * (n + chains * (minibatch.BURN_IN + 1))
+    crepe = (levels - minibatch.SHORTER) * (n + chains * (minibatch.BURN_IN + 1))
     assert abs(crepe / (n * levels) - 1) < 0.01
 
 

@@ -35,7 +35,8 @@ __all__ = ["Method", "Study", "Truth", "run"]
 BATCHES = (4, 10, 100)
 N_LEVELS = 65
 N_CHAINS = 20  # of one run, in one network batch: with a model this small, a call costs more than its rows
-BURN_IN = 128  # iterations, in which a replica goes down the ladder twice; CREPE's is a level shorter to pay for them
+BURN_IN = 256  # iterations, four times the length of the ladder: replicas start untilted
+SHORTER = 2  # levels by which CREPE's ladder is shorter, which pays for its burn-in
 SHARED_FIT = 1024  # samples for the Fisher variance, measured once and used by all methods
 PIECE = 15_000  # particles of all batches at once
 N_BOOTSTRAP = 400
@@ -162,7 +163,7 @@ def run(
     if n_samples < 1000 or n_samples % 1000:
         raise cd.InputError(f"the number of samples must be a multiple of 1000, got {n_samples!r}")
     truth, p = Truth(), mixture()
-    levels, shorter = (cd.ladder.karras(n, sigma_min=0.05, sigma_max=20.0) for n in (N_LEVELS, N_LEVELS - 1))
+    levels, shorter = (cd.ladder.karras(n, sigma_min=0.05, sigma_max=20.0) for n in (N_LEVELS, N_LEVELS - SHORTER))
     table = cd.fit_information(p.as_target(), levels, p.process(), SHARED_FIT, cd.Stream(seed).at("fit"))
     process = p.process().fitted(table)
     target = p.tilt(reward, anneal=cd.anneal.power(5), guidance="none")
@@ -362,7 +363,7 @@ A mixture `p` with four modes in one dimension is tilted by a reward that favour
     pi(x)  ~ p(x) exp(r(x))
 
 All methods walk the same ladder ({N_LEVELS} noise levels, Karras spacing, sigma from 0.05 to 20) by the model's own
-denoising kernels, without the gradient of the reward; CREPE's is a level shorter, which pays for its burn-in. A
+denoising kernels, without the gradient of the reward; CREPE's is {SHORTER} levels shorter to pay for its burn-in. A
 particle's log-weight grows by `r_s(x_s) - r_t(x_t)`, where `r_t(x) = gamma_t r(E[x_0 | x_t = x])`. A batch is
 resampled when its effective size falls below half, and once more at the end; then all batches are put together with
 equal weight, as is usual. CREPE accepts swaps by the same differences of rewards.
