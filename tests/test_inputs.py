@@ -9,7 +9,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import f64
-from crepe_diffusion.processes import EulerMaruyama, Gaussian, Masked, Uniform
+from crepe_diffusion.processes import Euler, EulerMaruyama, Gaussian, Masked, Uniform
 
 L = cd.ladder.karras(6, 0.05, 10.0)
 UNIT = cd.ladder.linear(5, 0.0, 1.0)
@@ -258,11 +258,11 @@ EARLY = [
 ]
 
 
-# The explorer is asked only after the Fisher information was fitted: 256 samples through the whole ladder too late.
+AFTER_THE_FIT = pytest.mark.xfail(reason="explorers are asked only after 256 samples went through the whole ladder")
 LATE = ("Langevin without gradients", "Metropolis on a Gaussian", "a bounce of two steps on one")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xfail) if n in LATE else n for n in EARLY])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=AFTER_THE_FIT) if n in LATE else n for n in EARLY])
 def test_bad_input_is_refused_before_anything_long(name, spent):
     with pytest.raises(cd.InputError):
         CASES[name][0]()
@@ -290,3 +290,16 @@ def test_a_refused_refinement_leaves_the_chain_as_it_was():
     with pytest.raises(cd.InputError, match="4 levels for 6 replicas"):
         run.ladder = cd.ladder.karras(4, 0.05, 10.0)
     assert torch.equal(run.sample(5).x, untouched.sample(5).x)
+
+
+@pytest.mark.xfail(reason="found out only in the first iteration")
+def test_metropolis_on_euler_kernels_is_refused_at_once():
+    with pytest.raises(cd.InputError, match="closed-form process, not Euler kernels"):
+        chain(tokens(), cd.ladder.linear(4, 0.0, 0.9), process=Euler(base=Masked(2)), explorer=cd.Metropolis())
+
+
+@pytest.mark.xfail(reason="a target of other models is walked with the first model's own default instead")
+def test_a_refinement_keeps_the_process_that_was_asked_for():
+    run = chain(model() ** 2.0, process=EulerMaruyama(reference=1.0))
+    run.target = model() * model()
+    assert run.evaluate.process == EulerMaruyama(reference=1.0)

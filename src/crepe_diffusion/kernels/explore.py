@@ -7,7 +7,7 @@ Metropolis   one token at a time with the density ratios of the target          
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -75,7 +75,7 @@ class Bounce:
     """
 
     n_steps: int = 1
-    accept: Accept = metropolis
+    accept: Accept = field(default=metropolis, repr=False)
 
     def check(self, evaluate: Evaluator) -> None:
         if not 1 <= self.n_steps <= evaluate.ladder.substeps:
@@ -100,7 +100,7 @@ class Metropolis:
     """Metropolis-Hastings for discrete states: `n_moves` single-token proposals, one evaluation a row each."""
 
     n_moves: int = 1
-    accept: Accept = metropolis
+    accept: Accept = field(default=metropolis, repr=False)
 
     def check(self, evaluate: Evaluator) -> None:
         if not isinstance(evaluate.process.kernels, Discrete):
