@@ -82,7 +82,6 @@ def test_models_that_do_not_share_are_called_one_by_one():
     check_iterations(cd.ReplicaExchange(target, ladder(2), n_chains=3), networks, 3 * (M + 1) * 2, 2)
 
 
-@pytest.mark.xfail(reason="one call serves both, but its rows are counted twice")
 def test_equal_models_are_evaluated_and_counted_once():
     network = Network()
     target = network.model() ** 0.8 * network.model() ** 0.6

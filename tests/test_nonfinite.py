@@ -82,9 +82,6 @@ def test_a_reward_that_is_no_number_is_news_too():
         run.sample(10)
 
 
-FRESH = "a fresh draw at the noise end that is not finite enters, and then leaves with certainty"
-
-
 # -- reject --------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +125,6 @@ def test_reject_never_enters_where_predictions_are_not_finite(explorer, substeps
     assert run.state.x.isfinite().all()
 
 
-@pytest.mark.xfail(reason=FRESH)
 def test_reject_stays_within_the_law_it_can_see():
     """Rejection is truncation: the chain samples pi restricted to where the model is finite."""
 
@@ -158,7 +154,6 @@ def test_reject_counts_in_smc_and_weighs_nothing():
     assert particles.log_z.isfinite().all()
 
 
-@pytest.mark.xfail(reason=FRESH)
 def test_the_noise_end_is_not_redrawn_where_predictions_are_not_finite():
     def half(y, t):
         return (y[:, 0] > 0) & (t == LADDER.times[-1])
@@ -172,7 +167,6 @@ def test_the_noise_end_is_not_redrawn_where_predictions_are_not_finite():
         assert int((top > 0).sum()) == 0
 
 
-@pytest.mark.xfail(reason='the fit before the run does not know nonfinite="reject"')
 def test_reject_also_serves_a_model_that_has_to_be_fitted():
     model = cd.models.Denoiser(Network(far_right), (1,), dtype=torch.float64)
     run = cd.ReplicaExchange(model**1.4, LADDER, n_chains=4, nonfinite="reject")
@@ -213,12 +207,6 @@ def check_truncated(x, truth):
     assert_mean(x.square().mean(0), truth.moment(2))
 
 
-BROKEN = pytest.mark.xfail(
-    reason="pairs outside the support on both ends are never accepted, and the noise end is redrawn outside of it"
-)
-
-
-@BROKEN
 @pytest.mark.parametrize("on", ["state", "prediction"])
 def test_a_reward_of_minus_infinity_truncates_the_law(on):
     x = constrained(on, cd.anneal.power(5))
@@ -226,7 +214,6 @@ def test_a_reward_of_minus_infinity_truncates_the_law(on):
     refuted(check_truncated, x, truncated(on, 0.8))
 
 
-@BROKEN
 def test_a_constraint_that_is_annealed_away_does_not_bind_at_the_noise_end():
     """gamma = 0 there, and 0 times minus infinity is 0."""
     check_truncated(constrained("state", cd.anneal.linear()), truncated("state", 0.1))

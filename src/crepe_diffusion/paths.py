@@ -69,7 +69,7 @@ def walk(
         view_new = evaluate(x_new, times[index], rewards=last and end_rewards)
         step_models, step_proposal = process.step_ratios(x, x_new, view, view_new, s, t, up, law)
         if not last:
-            step_models = step_models.where(view_new.reward > -torch.inf, torch.nan)
+            step_models = step_models.where(view_new.possible, torch.nan)
         models = models + step_models.where(moving, 0.0)
         proposal = proposal + step_proposal.where(moving, 0.0)
         x, view = x_new, view_new

@@ -18,7 +18,7 @@ from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes.base import rows_like
-from crepe_diffusion.processes.discrete import Discrete
+from crepe_diffusion.processes.discrete import Discrete, Euler
 from crepe_diffusion.processes.gaussian import GaussianProcess
 from crepe_diffusion.random import Stream
 from crepe_diffusion.targets import Evaluator
@@ -90,6 +90,7 @@ class Bounce:
         up = walk(evaluate, state.x, state.view, index, rises, self.n_steps, stream.at("up"), end_rewards=False)
         down = walk(evaluate, up.x, up.view, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down"))
         log_alpha = log_work(down, evaluate.law) - log_work(up, evaluate.law)
+        log_alpha = log_alpha.where(state.view.possible, torch.inf)  # nothing to balance where the target has no weight
         accepted = self.accept(log_alpha.where(rises > 0, -torch.inf), stream.at("accept"))
         x, view = state.take(accepted, down.x, down.view)
         return State(x, view, state.level), accepted
@@ -103,6 +104,8 @@ class Metropolis:
     accept: Accept = field(default=metropolis, repr=False)
 
     def check(self, evaluate: Evaluator) -> None:
+        if isinstance(evaluate.process.kernels, Euler):
+            raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
         if not isinstance(evaluate.process.kernels, Discrete):
             raise InputError("Metropolis exploration is for discrete processes; use Bounce or Langevin")
 

@@ -66,16 +66,28 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
 
     work = state.by_level(log_work(path, evaluate.law).where(rows != 0, torch.nan))
     active = (torch.arange(1, levels, device=work.device) - n) % 2 == 0
-    log_alpha = work[:, 1:] - work[:, :-1]
+    log_alpha = _leave(
+        work[:, 1:] - work[:, :-1], state.by_level(state.view.possible), state.by_level(path.view.possible)
+    )
     accepted = accept(log_alpha, stream.at("accept")) & active
 
     # Accepted pairs trade levels and keep their own walks; replicas without a partner keep what they became.
     lower = torch.cat([accepted, torch.zeros_like(accepted[:, :1])], dim=1)
     upper = torch.cat([torch.zeros_like(accepted[:, :1]), accepted], dim=1)
     moved = state.to_rows(lower | upper)
-    x, view = State(x, state.view, state.level).take(moved | (rows == 0), path.x, path.view)
+    idle = (rows == 0) & path.view.possible  # the noise end is not redrawn outside the support
+    x, view = state.take(moved | idle, path.x, path.view)
     level = state.level + torch.where(moved.reshape(state.level.shape), direction, 0)
     return State(x, view, level), Swaps(work, accepted, active)
+
+
+def _leave(log_alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:
+    """Pairs that begin where the target has no weight: any walk that does not lead further out is taken.
+
+    The target has no mass there, so nothing needs to be balanced; it lets chains that begin outside find their way in.
+    """
+    n_before, n_after = (p[:, 1:].long() + p[:, :-1].long() for p in (before, after))
+    return torch.where(n_before == 2, log_alpha, torch.where(n_after >= n_before, torch.inf, -torch.inf))
 
 
 def _refresh(state: State, evaluate: Evaluator, direction: Tensor, stream: Stream) -> Tensor:

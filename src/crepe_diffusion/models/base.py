@@ -50,6 +50,10 @@ class Model(ABC):
         """Predictions of several models that share this one's network, in one call where possible."""
         return [model.predict(x, t) for model in models]
 
+    def rows_together(self, models: Sequence[Model]) -> int:
+        """How many network rows one event costs them all."""
+        return sum(model.network_rows for model in models)
+
     def as_target(self) -> Target:
         from crepe_diffusion.targets import Target
 
@@ -99,6 +103,9 @@ class _Wrapped(Model):
             x.repeat(n, *[1] * (x.ndim - 1)), t.to(self._time_dtype(x)).repeat(n), torch.cat(conditions)
         )
         return list(out.chunk(n))
+
+    def rows_together(self, models: Sequence[Model]) -> int:
+        return 1 if self.condition is None else len(models)
 
     def _time_dtype(self, x: Tensor) -> torch.dtype:
         return x.dtype if x.dtype.is_floating_point else self.dtype
@@ -194,3 +201,6 @@ class Segments(Model):
         inner = [m.model for m in models]  # type: ignore[attr-defined]
         out = self.model.predict_together(inner, x.flatten(0, 1), t.repeat_interleave(self.n))
         return [p.reshape(len(x), self.n, *p.shape[1:]) for p in out]
+
+    def rows_together(self, models: Sequence[Model]) -> int:
+        return self.n * self.model.rows_together([m.model for m in models])  # type: ignore[attr-defined]

@@ -19,7 +19,11 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.random import Stream
 
-__all__ = ["Law", "Process", "View", "block_rows", "check_choice", "rows_like"]
+__all__ = ["IMPOSSIBLE", "Law", "Process", "View", "block_rows", "check_choice", "rows_like"]
+
+
+IMPOSSIBLE = -1e12
+"""Stands for a reward of minus infinity, and for a point of which a model says nothing finite."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class View:
     predictions: tuple[Shaped[Tensor, "rows ..."], ...]
     steer: Shaped[Tensor, "rows ..."]
     reward: Float[Tensor, " rows"]
+
+    @property
+    def possible(self) -> Tensor:
+        """Rows that the target gives any weight at all, (rows,)."""
+        return self.reward > IMPOSSIBLE / 2
 
     def rows(self, index: Tensor) -> View:
         return View(

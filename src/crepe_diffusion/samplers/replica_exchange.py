@@ -24,7 +24,7 @@ from crepe_diffusion.processes import FisherTable, Gaussian, Process, View
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.setup import Settings, finish, prepare
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Counts, Proposal, Target
+from crepe_diffusion.targets import Counts, Evaluator, Proposal, Target
 
 __all__ = ["Info", "ReplicaExchange", "Samples"]
 
@@ -110,12 +110,11 @@ class ReplicaExchange:
         self.n_chains = int(n_chains)
         self.explorer, self.accept = explorer, accept
         self.settings = Settings(proposal or Proposal(), micro_batch, nonfinite, fit_samples)
+        self.asked_process = process
         if start is not None:
             self._restore(target, process, start)
             return
-        self.evaluate = prepare(target, levels, process, self.settings, self.stream.at("setup"))
-        if explorer is not None:
-            explorer.check(self.evaluate)
+        self.evaluate = prepare(target, levels, process, self.settings, self.stream.at("setup"), check=self._check)
         self.iteration = 0
         self.state = self._initial()
         self.diagnostics = Diagnostics(self.state.level)
@@ -185,7 +184,7 @@ class ReplicaExchange:
         if isinstance(target, Model):
             target = target.as_target()
         same = isinstance(target, Target) and target.models == self.target.models
-        self._prepare(target, self.ladder, self.evaluate.process if same else None)
+        self._prepare(target, self.ladder, self.evaluate.process if same else self.asked_process)
 
     @property
     def ladder(self) -> Ladder:
@@ -261,12 +260,14 @@ class ReplicaExchange:
         self.diagnostics = Diagnostics.from_state_dict(part("diagnostics"))
         self.setup_evaluations = Counts.from_state_dict(part("setup"))
 
+    def _check(self, evaluate: Evaluator) -> None:
+        if self.explorer is not None:
+            self.explorer.check(evaluate)
+
     def _prepare(self, target: Target, levels: Ladder, process: Process | None) -> None:
         """All or nothing: if the new target cannot be evaluated, the chain goes on with the old one."""
         stream = self.stream.at(self.iteration, "setup")
-        evaluate = prepare(target, levels, process, self.settings, stream, self.evaluate.counts)
-        if self.explorer is not None:
-            self.explorer.check(evaluate)
+        evaluate = prepare(target, levels, process, self.settings, stream, self.evaluate.counts, self._check)
         view = evaluate(self.state.x, levels.levels[self.state.level.flatten()])
         self.evaluate, self.state = evaluate, State(self.state.x, view, self.state.level)
         self.restart_diagnostics()

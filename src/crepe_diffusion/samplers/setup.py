@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,7 @@ def prepare(
     settings: Settings,
     stream: Stream,
     counts: Counts | None = None,
+    check: Callable[[Evaluator], None] = lambda evaluate: None,
 ) -> Evaluator:
     """An evaluator whose process is ready to be used; bad input is refused here, before anything long starts."""
     if isinstance(target, Model):
@@ -58,11 +60,14 @@ def prepare(
         )
 
     evaluate = evaluator(process)
+    check(evaluate)
     if not process.needs_fit():
         return evaluate
     # A look at two rows first: a model or reward of the wrong shape should fail now, not after the fit.
     evaluator(Gaussian(variance=0.0))(evaluate.empty(2), ladder.times[-1:].expand(2))
-    table = fit_information(target, ladder, process, settings.fit_samples, stream, settings.micro_batch, counts)
+    table = fit_information(
+        target, ladder, process, settings.fit_samples, stream, settings.micro_batch, counts, settings.nonfinite
+    )
     return evaluator(process.fitted(table))
 
 
@@ -74,6 +79,7 @@ def fit_information(
     stream: Stream,
     micro_batch: int | None = None,
     counts: Counts | None = None,
+    nonfinite: str = "raise",
 ) -> FisherTable:
     """`t^2 I_j,t` of each model on every time of the ladder, from the model's own samples.
 
@@ -89,20 +95,20 @@ def fit_information(
     tables, means = [], []
     for j, model in enumerate(target.models):
         plain = Gaussian(variance=0.0, basis=base.basis, zero_mean=base.zero_mean)
-        evaluate = Evaluator(
-            model.as_target(), ladder, plain, Proposal("paper"), micro_batch=micro_batch, counts=counts
-        )
+        options = {"micro_batch": micro_batch, "counts": counts, "nonfinite": nonfinite}
+        evaluate = Evaluator(model.as_target(), ladder, plain, Proposal("paper"), **options)  # type: ignore[arg-type]
         n = plain.dimension(torch.Size(model.event_shape))
         branch, x = stream.at(j), evaluate.noise(stream.at(j, "noise"), n_samples)
         values: list[Tensor] = []
         for i in range(len(times) - 1, -1, -1):
             t = times[i].expand(n_samples)
             view = evaluate(x, t)
-            score = base._in(base.project(view.steer)).to(torch.float64)
+            finite = view.possible
+            score = base._in(base.project(view.steer)).to(torch.float64)[finite]
             information = score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
             values.append((times[i] ** 2 * information).clamp(0, 1))
             if i == len(times) - 1:
-                means.append(base._in(base.project(view.predictions[0])).to(torch.float64).mean(0))
+                means.append(base._in(base.project(view.predictions[0])).to(torch.float64)[finite].mean(0))
             if i:
                 s = times[i - 1].expand(n_samples)
                 d = (t - s) * (t + s)

@@ -22,7 +22,7 @@ from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Process, View
-from crepe_diffusion.processes.base import check_choice, rows_like
+from crepe_diffusion.processes.base import IMPOSSIBLE, check_choice, rows_like
 from crepe_diffusion.processes.gaussian import GaussianProcess, score_of
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.setup import Settings, finish, prepare
@@ -241,10 +241,11 @@ def _normalised(log_w: Tensor, level: int) -> tuple[Tensor, Tensor]:
     A particle whose weight is no number (its path met a prediction that was not) or that came from where the
     target is zero has no weight.
     """
-    log_w = log_w.where(~log_w.isnan(), -math.inf)
+    log_w = log_w.where(log_w > IMPOSSIBLE / 2, -math.inf)
     total = log_w.logsumexp(1)
-    if not torch.isfinite(total).all():
-        bad = int((~torch.isfinite(total)).sum())
+    vanished = ~total.isfinite()
+    if vanished.any():
+        bad = int(vanished.sum())
         raise NonFiniteError(
             f"all weights of {bad} of {len(log_w)} batches vanished at level {level}: use more particles"
         )

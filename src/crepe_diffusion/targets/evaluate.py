@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.processes import Law, Process, View
-from crepe_diffusion.processes.base import check_choice, rows_like
+from crepe_diffusion.processes.base import IMPOSSIBLE, check_choice, rows_like
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets.algebra import GUIDANCE, Reward, Target
 
@@ -106,7 +106,8 @@ class Evaluator:
         self.groups: dict[object, list[int]] = {}
         for j, model in enumerate(target.models):
             self.groups.setdefault(model.network, []).append(j)
-        self.network_rows = sum(m.network_rows for m in target.models)
+        shared = [[target.models[j] for j in members] for members in self.groups.values()]
+        self.network_rows = sum(models[0].rows_together(models) for models in shared)
         process.check_times(ladder.times)
         discrete = process.is_discrete
         for reward in target.rewards:
@@ -215,7 +216,9 @@ class Evaluator:
             got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
             raise InputError(f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}")
         self.counts.rewards += len(seen)
-        return term.scale * term.anneal(progress) * r.to(torch.float64)
+        weight, r = term.scale * term.anneal(progress), r.to(torch.float64)
+        # A constraint that is annealed away does not bind: 0 times minus infinity is 0 here.
+        return (weight * r).where((weight != 0) | r.isfinite(), 0.0)
 
     def _jacobian_free(
         self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], progress: Tensor
@@ -236,9 +239,9 @@ class Evaluator:
     def _check(
         self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """A NaN is news: counted by level, then raised, or turned into a reward of minus infinity and so rejected."""
+        """A NaN is news: counted by level, then raised, or turned into an impossible reward and so rejected."""
         suspects = [*predictions, *([] if guidance is None else [guidance])]
-        bad = value.isnan() | (value == torch.inf)
+        bad, value = value.isnan() | (value == torch.inf), value.clamp(min=IMPOSSIBLE)
         for z in suspects:
             # A row sum is finite unless an entry is not; log-probabilities of -inf are legal.
             total = z.flatten(1).sum(1) if not self.process.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
@@ -257,4 +260,4 @@ class Evaluator:
         repaired = tuple(p.where(~rows_like(bad, p), torch.zeros_like(p)) for p in predictions)
         if guidance is not None:
             guidance = guidance.where(~rows_like(bad, guidance), torch.zeros_like(guidance))
-        return repaired, value.where(~bad, -torch.inf), guidance
+        return repaired, value.where(~bad, IMPOSSIBLE), guidance
