@@ -43,7 +43,8 @@ def directions(level: Int[Tensor, "chains levels"], n: int, n_levels: int) -> In
 class Swaps:
     """What happened between neighbours: pair m joins levels m and m + 1.
 
-    `log_work` is (chains, levels), down for the upper and up for the lower member of a pair, NaN where idle;
+    `log_work` is (chains, levels), down for the upper and up for the lower member of a pair, NaN where idle, minus
+    infinity where the replica began outside the support;
     `accepted` is (chains, pairs), and `active` (pairs,) says which pairs met at all.
     """
 
@@ -66,9 +67,8 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
 
     work = state.by_level(log_work(path, evaluate.law).where(rows != 0, torch.nan))
     active = (torch.arange(1, levels, device=work.device) - n) % 2 == 0
-    log_alpha = _leave(
-        work[:, 1:] - work[:, :-1], state.by_level(state.view.possible), state.by_level(path.view.possible)
-    )
+    before, after = state.by_level(state.view.possible), state.by_level(path.view.possible)
+    log_alpha = _leave(work[:, 1:] - work[:, :-1], before, after)
     accepted = accept(log_alpha, stream.at("accept")) & active
 
     # Accepted pairs trade levels and keep their own walks; replicas without a partner keep what they became.
@@ -78,7 +78,7 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
     idle = (rows == 0) & path.view.possible  # the noise end is not redrawn outside the support
     x, view = state.take(moved | idle, path.x, path.view)
     level = state.level + torch.where(moved.reshape(state.level.shape), direction, 0)
-    return State(x, view, level), Swaps(work, accepted, active)
+    return State(x, view, level), Swaps(work.where(before, -torch.inf), accepted, active)
 
 
 def _leave(log_alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:
