@@ -11,6 +11,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.experiments.mazes.evaluate import ends
 from crepe_diffusion.experiments.mazes.maze import Cell, Maze
+from crepe_diffusion.kernels import Restitch
 from crepe_diffusion.models import Denoiser, Segments
 from crepe_diffusion.processes import Gaussian
 from crepe_diffusion.rewards import Junctions, Reach, WayPoint
@@ -31,11 +32,12 @@ class Style:
       rewards (absolute values and squares, with its constants) and its power-10 annealing instead;
     - `caution`: by how much to widen the model's own uncertainty, to which the annealing is matched;
     - `n_levels`, `substeps`, `sigma_min`, `sigma_max`, `n_finish`: the ladder;
-    - `guidance`, `clip`: of the proposal.
+    - `guidance`, `clip`: of the proposal;
+    - `n_candidates`, `chance`, `between`: of restitching; 0 candidates do without it.
     """
 
-    width: float = 0.12
-    caution: float = 6.0
+    width: float = 0.08
+    caution: float = 1.5
     n_levels: int = 121
     substeps: int = 1
     sigma_min: float = 0.003
@@ -43,6 +45,12 @@ class Style:
     n_finish: int = 2
     guidance: str = "gradient"
     clip: float | None = None
+    n_candidates: int = 2048
+    chance: float = 0.05
+    between: tuple[float, float] = (0.07, 0.16)
+
+    def explorer(self) -> Restitch | None:
+        return Restitch(self.n_candidates, self.chance, self.between) if self.n_candidates else None
 
     def ladder(self) -> Ladder:
         return ladder.karras(
@@ -50,7 +58,7 @@ class Style:
         )
 
 
-PAPER = Style(width=0.0, n_levels=601, sigma_min=0.001, n_finish=0)
+PAPER = Style(width=0.0, n_levels=601, sigma_min=0.001, n_finish=0, n_candidates=0)
 
 
 def segments_for(maze: Maze, task: tuple[Cell, Cell], length: int = 64, slack: float = 1.25) -> int:
