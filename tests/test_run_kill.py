@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-import crepe_diffusion as cd
 import run_worker
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.experiments import bench
 from crepe_diffusion.run import DamagedError, Run, RunData
 from crepe_diffusion.run.folder import problems
 from run_worker import SERVER, assert_same_run
@@ -230,41 +230,8 @@ def test_memory_is_flat_over_ten_thousand_iterations(tmp_path: Path) -> None:
     assert growth(tmp_path, [1000, 10_000]) < 0.01
 
 
-def small_network() -> cd.models.Denoiser:
-    """Two hidden layers of 256 on 16 dimensions: about as small as a network gets."""
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(17, 256), torch.nn.SiLU(), torch.nn.Linear(256, 256), torch.nn.SiLU()]
-    net = torch.nn.Sequential(*layers, torch.nn.Linear(256, 16)).requires_grad_(False)
-
-    def denoise(y: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        s = sigma[:, None]
-        scale = (1 + s * s).sqrt()
-        return y / scale**2 + 0.1 * s / scale * net(torch.cat([y / scale, s.log()], 1))
-
-    return cd.models.Denoiser(denoise, (16,))
-
-
 @pytest.mark.slow
 def test_the_store_costs_little(tmp_path: Path) -> None:
-    """With the default cadences; everything but the sampler's own work counts, the first and last writes too."""
-    ladder = cd.ladder.karras(21, 0.02, 20.0, substeps=2)
-    run = Run(tmp_path / "run", small_network() ** 1.5, ladder, n_chains=4, explorer=cd.Bounce())
-    step, output, sampling = run.chain.step, run.chain.output, 0.0
-
-    def timed(function):
-        def call():
-            nonlocal sampling
-            began = time.perf_counter()
-            out = function()
-            sampling += time.perf_counter() - began
-            return out
-
-        return call
-
-    run.chain.step, run.chain.output = timed(step), timed(output)
-    began = time.perf_counter()
-    run.run(seconds=60)
-    total = time.perf_counter() - began
-    n = run.chain.iteration
-    print(f"{(1 - sampling / total):.2%} of {total:.0f} s, {n} iterations of {1e3 * sampling / n:.1f} ms")
-    assert 1 - sampling / total < 0.02
+    cost = bench.store_cost(tmp_path / "run")
+    print(cost)
+    assert cost.share < 0.02
