@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +410,24 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert run.chain.iteration == 4
         run.run(iterations=9)
     assert_same_run(tmp_path / "full", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("wanted", "most"), [(0.001, 1), (0.0, 10**6)], ids=["now and then", "always"])
+def test_on_a_slow_disk_readers_wait_and_not_the_chain(wanted: float, most: int, tmp_path: Path) -> None:
+    """A flush of 20 ms may come every 2 s; at every iteration if that was asked for."""
+    n_flushes = 0
+    with Run.start(tmp_path / "run", small(output={"flush_seconds": wanted})) as run:
+        flush = run.store.flush
+
+        def slow(*, arrays: bool = True) -> None:
+            nonlocal n_flushes
+            n_flushes += not arrays  # the last one belongs to the checkpoint
+            time.sleep(0.02)
+            flush(arrays=arrays)
+
+        run.store.flush = slow  # type: ignore[method-assign]
+        run.run(iterations=8)
+    assert n_flushes == min(8, most)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ class Diagnostics:
     def acceptance_series(self) -> Tensor:
         """min(1, alpha) of each meeting, (entries, chains, pairs): smoother than counting acceptances."""
         down, up = self.works()
-        return (down - up).nan_to_num(nan=-math.inf).clamp(max=0).exp()
+        return accept_probability(down, up)
 
     def acceptance(self) -> Tensor:
         """Mean acceptance of each pair."""
@@ -257,6 +257,11 @@ class Diagnostics:
             "restarts": self.restarts(),
             "log Z": self.log_z(),
         }
+
+
+def accept_probability(down: Tensor, up: Tensor) -> Tensor:
+    """min(1, alpha) from the log-works of a pair; a proposal that met something not finite is never accepted."""
+    return (down - up).nan_to_num(nan=-math.inf).clamp(max=0).exp()
 
 
 def mean_of(series: Tensor) -> Estimate:

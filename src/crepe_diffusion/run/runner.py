@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crepe_diffusion.diagnostics import ess
+from crepe_diffusion.diagnostics import accept_probability, ess
 from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis
 from crepe_diffusion.models import Model
@@ -395,7 +395,7 @@ class Run:
         clock = _Clock(self.seconds)
         shown = _Display(self, progress, clock)
         last_checkpoint = last_flush = last_control = clock.seconds()
-        output = self.config.output
+        pause = self.config.output.flush_seconds
         with _signals() as caught:
             try:
                 self._requests()
@@ -409,9 +409,11 @@ class Run:
                     if self._checkpoint_due(now - last_checkpoint):
                         self._checkpoint()
                         last_checkpoint = last_flush = clock.seconds()
-                    elif now - last_flush >= output.flush_seconds:
+                    elif now - last_flush >= pause:
                         self.store.flush(arrays=False)
                         last_flush = clock.seconds()
+                        # Where the disk is slow, readers wait rather than the chain.
+                        pause = _flush_pause(self.config.output.flush_seconds, last_flush - now)
                     if now - last_control >= CONTROL_SECONDS:
                         self._requests()
                         last_control = now
@@ -451,22 +453,17 @@ class Run:
                 row[f"scalars/{name}"] = self._scalar(name, function, x)
             self.store.draws.append(row)
         if n % output.trace_every == 0:
-            # numpy: a dozen operations on a few numbers, at a fraction of what torch asks for each.
-            work, active = info.swaps.log_work.numpy(force=True), info.swaps.active.numpy(force=True)
-            with np.errstate(invalid="ignore"):
-                log_alpha = work[:, 1:] - work[:, :-1]
-            # A proposal that met something not finite is one that is never accepted.
-            log_alpha[np.isnan(log_alpha)] = -np.inf
-            alpha = np.exp(np.minimum(log_alpha, 0.0)).sum(0) / len(work)
+            work, active = info.swaps.log_work, info.swaps.active
+            alpha = accept_probability(work[:, 1:], work[:, :-1]).mean(0)
             row = {
                 "iteration": n,
                 "seconds": self.seconds,
                 "rows": info.counts.rows,
-                "acceptance": np.where(active, alpha, np.nan),
+                "acceptance": alpha.where(active, math.nan).numpy(force=True),
                 "level": info.level.numpy(force=True),
             }
             if info.explored is not None:
-                row["explored"] = np.add.reduce(info.explored.numpy(force=True), 0, dtype=np.float32) / len(work)
+                row["explored"] = info.explored.to(torch.float32).mean(0).numpy(force=True)
             self.store.trace.append(row)
 
     def _scalar(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> np.ndarray:
@@ -834,6 +831,11 @@ class _Display:
         acceptance = float(run.chain.diagnostics.accepts.sum() / tries) if tries else math.nan
         left = now * (1 - share) / share if share else math.nan
         return Progress(n, now, rate, acceptance, self.ess, rows, left, share, run.target_index)
+
+
+def _flush_pause(wanted: float, cost: float) -> float:
+    """Seconds until the next flush: flushes take at most a hundredth of the time, unless asked for at every step."""
+    return max(wanted, 99 * cost) if wanted else 0.0
 
 
 @contextmanager
