@@ -1,0 +1,71 @@
+"""When a run stops: by its rules, counted over all sessions, or because someone asks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import numpy as np
+import torch
+
+from crepe_diffusion.diagnostics import ess
+from crepe_diffusion.run.config import StopTable
+
+__all__ = ["Outcome", "effective_sizes", "least_size", "met", "signals"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Why a run stopped; `finished` if by one of its stop rules."""
+
+    reason: str
+    finished: bool
+
+
+def met(stop: StopTable, iteration: int, seconds: float, rows: int, ess_seen: float) -> Outcome | None:
+    """The first rule that is met."""
+    if stop.iterations and iteration >= stop.iterations:
+        return Outcome(f"iterations = {stop.iterations}", True)
+    if stop.seconds and seconds >= stop.seconds:
+        return Outcome(f"seconds = {stop.seconds:g}", True)
+    if stop.evaluations and rows >= stop.evaluations:
+        return Outcome(f"evaluations = {stop.evaluations}", True)
+    if stop.ess and ess_seen >= stop.ess:
+        return Outcome(f"ess = {stop.ess:g}", True)
+    return None
+
+
+def effective_sizes(scalars: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The effective sample size of each scalar (draws, chains)."""
+    return {name: ess(torch.from_numpy(v)) if len(v) and np.isfinite(v).all() else 0.0 for name, v in scalars.items()}
+
+
+def least_size(stop: StopTable, scalars: Mapping[str, np.ndarray]) -> tuple[float, str]:
+    """The size that the rule looks at, and a line for the log."""
+    least = min(effective_sizes(scalars).values(), default=0.0)
+    return least, f"effective sample size {least:.1f}"
+
+
+@contextmanager
+def signals() -> Iterator[list[str]]:
+    """Ctrl-C and SIGTERM ask to stop after the iteration; a second one stops at once."""
+    caught: list[str] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+
+    def catch(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
