@@ -14,7 +14,7 @@ from torch import Tensor
 
 import crepe_diffusion as cd
 from crepe_diffusion.experiments import builtin
-from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files
+from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files, stopping
 from crepe_diffusion.run.folder import problems, status
 from crepe_diffusion.run.log import chain_lines
 from run_worker import assert_same_run
@@ -358,6 +358,34 @@ def test_stop_rules(tmp_path: Path) -> None:
     with Run.resume(tmp_path / "run") as run:
         assert run.run().reason == "ess = 12"
         assert run.chain.iteration == n
+
+
+def test_a_constant_scalar_does_not_keep_the_ess_rule_from_firing(tmp_path: Path) -> None:
+    scalars = {"x": lambda x: x[:, 0], "flat": lambda x: 0 * x[:, 0]}
+    ladder = cd.ladder.karras(4, 0.05, 20.0)
+    with Run(tmp_path / "run", mixture(), ladder, n_chains=2, fit_samples=16, scalars=scalars) as run:
+        assert run.run(ess=12.0, iterations=5000).reason == "ess = 12"
+        assert 12 <= run.ess() == run.ess_seen
+    last = [line for line in chain_lines(tmp_path / "run/log.txt") if "effective sample size" in line][-1]
+    assert last.endswith(f"effective sample size {run.ess_seen:.1f}, without flat: constant so far")
+
+
+@pytest.mark.parametrize("chosen", [None, "flat"])
+def test_an_ess_rule_that_cannot_be_met_says_so(
+    chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "MOST_CONSTANT_DRAWS", 50)
+    scalars = {"flat": lambda x: 0 * x[:, 0], "odd": lambda x: x[:, 0] if chosen else 0 * x[:, 0] + 1}
+    ladder = cd.ladder.karras(4, 0.05, 20.0)
+    with Run(tmp_path / "run", mixture(), ladder, fit_samples=16, scalars=scalars) as run:
+        # Another rule will end it: a line in the log is enough.
+        assert run.run(ess=12.0, ess_scalar=chosen, iterations=60).reason == "iterations = 60"
+        assert "the rule ess = 12 cannot be met: constant in all of 51 draws" in (tmp_path / "run/log.txt").read_text()
+        with pytest.raises(cd.InputError, match=r"cannot be met: constant in all of \d+ draws are flat"):
+            run.run(ess=12.0, ess_scalar=chosen)
+        n = run.chain.iteration
+        assert run.run(iterations=n + 2).finished
+    assert RunData.read(tmp_path / "run").n_draws == n + 2
 
 
 def test_progress_is_told(tmp_path: Path) -> None:

@@ -13,9 +13,13 @@ import numpy as np
 import torch
 
 from crepe_diffusion.diagnostics import ess
+from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.config import StopTable
 
 __all__ = ["Outcome", "effective_sizes", "least_size", "met", "signals"]
+
+# Below this many draws a scalar may be constant by chance.
+MOST_CONSTANT_DRAWS = 1000
 
 
 @dataclass(frozen=True)
@@ -40,14 +44,27 @@ def met(stop: StopTable, iteration: int, seconds: float, rows: int, ess_seen: fl
 
 
 def effective_sizes(scalars: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The effective sample size of each scalar (draws, chains)."""
-    return {name: ess(torch.from_numpy(v)) if len(v) and np.isfinite(v).all() else 0.0 for name, v in scalars.items()}
+    """The effective sample size of each scalar (draws, chains) that is not constant; a constant one tells nothing."""
+    return {
+        name: ess(torch.from_numpy(v)) if len(v) and np.isfinite(v).all() else 0.0
+        for name, v in scalars.items()
+        if len(v) < 4 or (v != v[0, 0]).any()
+    }
 
 
 def least_size(stop: StopTable, scalars: Mapping[str, np.ndarray]) -> tuple[float, str]:
-    """The size that the rule looks at, and a line for the log."""
-    least = min(effective_sizes(scalars).values(), default=0.0)
-    return least, f"effective sample size {least:.1f}"
+    """The size that the rule looks at, and a line for the log; an error if the run could never stop."""
+    sizes = effective_sizes(scalars)
+    constant = ", ".join(name for name in scalars if name not in sizes)
+    if not sizes:
+        only_rule = not (stop.iterations or stop.seconds or stop.evaluations)
+        n = max((len(v) for v in scalars.values()), default=0)
+        text = f"the rule ess = {stop.ess:g} cannot be met: constant in all of {n} draws are {constant or 'no scalars'}"
+        if only_rule and n >= MOST_CONSTANT_DRAWS:
+            raise InputError(f"{text}; record a scalar that varies, or give another rule too")
+        return 0.0, text
+    least = min(sizes.values())
+    return least, f"effective sample size {least:.1f}" + (f", without {constant}: constant so far" if constant else "")
 
 
 @contextmanager
