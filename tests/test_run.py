@@ -14,9 +14,10 @@ from torch import Tensor
 
 import crepe_diffusion as cd
 from crepe_diffusion.experiments import builtin
-from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files, stopping
+from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files, rows, stopping
 from crepe_diffusion.run.folder import problems, status
 from crepe_diffusion.run.log import chain_lines
+from crepe_diffusion.run.store import Column, Store, read_store
 from run_worker import assert_same_run
 
 NAMES = [name.replace("_", "-") for name in builtin.__all__]
@@ -456,6 +457,35 @@ def test_on_a_slow_disk_readers_wait_and_not_the_chain(wanted: float, most: int,
         run.store.flush = slow  # type: ignore[method-assign]
         run.run(iterations=8)
     assert n_flushes == min(8, most)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3, 5), (4, 21), (16, 3)])
+def test_the_trace_does_not_depend_on_how_many_rows_are_made_at_once(shape: tuple[int, int]) -> None:
+    """After a crash rows are written again, in other company."""
+    stream, steps = cd.Stream(1), []
+    for n in range(1, 101):
+        work = 30 * stream.at(n).normal(shape)
+        work[:, 0] = [math.nan, -math.inf, math.inf, 0.0][n % 4]
+        active = torch.arange(1, shape[1]) % 2 == n % 2
+        level = torch.arange(shape[1]).expand(shape).roll(n, 1)
+        steps.append(rows.Step(n, 0.1 * n, 10 * n, work, active, level, stream.at(n, 1).uniform(shape) < 0.3))
+    whole = rows.trace_rows(steps)
+    for size in (1, 7, 64):
+        parts = [rows.trace_rows(steps[i : i + size]) for i in range(0, 100, size)]
+        for name, values in whole.items():
+            assert np.concatenate([part[name] for part in parts]).tobytes() == values.tobytes(), name
+    assert np.array_equal(np.isnan(whole["acceptance"]), ~np.stack([s.active for s in steps]))
+
+
+def test_rows_given_together_are_spread_over_blocks(tmp_path: Path) -> None:
+    wide = np.arange(50.0)[:, None] + np.arange(8192) / 8192
+    store = Store(tmp_path, {"x": Column("float64")}, {"wide": Column("float64", (8192,), ("i",))})
+    store.create()
+    assert store.trace.block == 16
+    for first, last in ((0, 7), (7, 16), (16, 49), (49, 50)):
+        store.trace.extend({"wide": wide[first:last]})
+    store.flush()
+    assert np.array_equal(read_store(tmp_path)[1]["wide"], wide)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Display:
             return
         self.due = now + PROGRESS_SECONDS
         if now >= self.ess_due or last:
-            self.run.store.flush(arrays=False)
+            self.run.flush(arrays=False)
             self.ess = self.run.ess()
             cost = self.clock.seconds() - now
             self.ess_due = now + max(2.0, 100 * cost)

@@ -36,7 +36,7 @@ from crepe_diffusion.run.folder import Lock, is_run, n_burnt, read_targets, requ
 from crepe_diffusion.run.log import Log
 from crepe_diffusion.run.progress import Clock, Display, Progress
 from crepe_diffusion.run.python import python_config, python_experiment, python_reward
-from crepe_diffusion.run.rows import draw_row, make_store, trace_row
+from crepe_diffusion.run.rows import Step, draw_row, make_store, step, trace_rows
 from crepe_diffusion.run.stopping import Outcome, effective_sizes, least_size, met, signals
 from crepe_diffusion.run.store import read_manifest, read_store, verify_store
 from crepe_diffusion.samplers import Info, ReplicaExchange
@@ -46,6 +46,7 @@ from crepe_diffusion.targets import Proposal, Reward, Target
 __all__ = ["Run"]
 
 CONTROL_SECONDS = 0.2
+STEPS_AT_ONCE = 64
 
 
 class Run:
@@ -214,6 +215,7 @@ class Run:
                 raise InputError(f"[output] scalars: no {name!r}; there are {', '.join(functions)}")
         self.scalars = {name: functions[name] for name in names or functions}
         self.lock, self.closed = Lock(folder), False
+        self.steps: list[Step] = []
         self.lock.acquire()
         (folder / "control").mkdir(exist_ok=True)
         self.log = Log(folder / "log.txt")
@@ -360,7 +362,7 @@ class Run:
                         self._checkpoint()
                         last_checkpoint = last_flush = clock.seconds()
                     elif now - last_flush >= pause:
-                        self.store.flush(arrays=False)
+                        self.flush(arrays=False)
                         last_flush = clock.seconds()
                         # Where the disk is slow, readers wait rather than the chain.
                         pause = _flush_pause(self.config.output.flush_seconds, last_flush - now)
@@ -369,7 +371,7 @@ class Run:
                         last_control = now
                     shown.show()
             except (NonFiniteError, InputError) as error:
-                self.store.flush()
+                self.flush()
                 self.log.session(f"failed after iteration {self.chain.iteration}: {error}")
                 raise
             self.seconds = clock.seconds()
@@ -392,7 +394,19 @@ class Run:
         if info.iteration % output.thin == 0:
             self.store.draws.append(draw_row(self.chain, info, self.target_index, self.scalars))
         if info.iteration % output.trace_every == 0:
-            self.store.trace.append(trace_row(info, self.seconds))
+            self.steps.append(step(info, self.seconds))
+            if len(self.steps) == STEPS_AT_ONCE:
+                self._write_steps()
+
+    def _write_steps(self) -> None:
+        if self.steps:
+            steps, self.steps = self.steps, []
+            self.store.trace.extend(trace_rows(steps))
+
+    def flush(self, *, arrays: bool = True) -> None:
+        """Make all that was sampled visible to readers; without `arrays`, to those that read the manifest."""
+        self._write_steps()
+        self.store.flush(arrays=arrays)
 
     def _events(self, n: int) -> None:
         """What happens at set iterations: a line in the log, a new ladder, the end of burn-in, a look at the ESS."""
@@ -415,12 +429,12 @@ class Run:
         n_draws = self.store.draws.n_rows
         if self.config.stop.ess and n_draws >= self.next_look:
             self.next_look = max(n_draws + 50, math.ceil(1.1 * n_draws))
-            self.store.flush(arrays=False)
+            self.flush(arrays=False)
             self.ess_seen, text = least_size(self.config.stop, self._flushed_scalars())
             self.log.chain(n, text)
 
     def _checkpoint(self) -> None:
-        self.store.flush()
+        self.flush()
         checkpoint.write(
             self.folder,
             checkpoint.Position(
@@ -601,7 +615,7 @@ class Run:
     def data(self) -> RunData:
         """What has been sampled so far."""
         if not self.closed:
-            self.store.flush()
+            self.flush()
         return RunData.read(self.folder)
 
 
