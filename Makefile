@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m crepe_diffusion.experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow kill-test lint types bench tables format clean
+.PHONY: help demo plan mazes test test-slow kill-test lint types bench tables format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,16 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## control a small analytic model and compare with the truth
 	$(RUN).minibatch
 	$(BIN)/crepe-diffusion run mixture-tilt
+
+plan: $(READY) ## plan a way through a maze, with pictures and a report
+	$(BIN)/crepe-diffusion run maze-plan --out runs/maze-plan
+	$(RUN).mazes look runs/maze-plan
+
+mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures (an hour)
+	$(RUN).mazes quality
+	$(RUN).mazes study
+	$(RUN).mazes refine
+	$(RUN).mazes page
 
 # Two workers with as many threads each as there are cores would only wait for one another.
 test test-slow kill-test: export OMP_NUM_THREADS := 1

@@ -93,10 +93,17 @@ def centred(n: int) -> torch.Tensor:
     return torch.linalg.qr(torch.cat([torch.ones(n, 1), torch.eye(n)[:, 1:]], dim=1).to(torch.float64))[0].T[1:]
 
 
+def pieces(basis, n: int = 2) -> torch.Tensor:
+    """The basis of n pieces side by side."""
+    return torch.block_diag(*[basis] * n)
+
+
 RHO = [0.2, 0.6, 2.5]
 EYE = torch.eye(6, dtype=torch.float64)
 TURNED = orthogonal(3)
 ATOMS = torch.kron(centred(4), torch.eye(2, dtype=torch.float64))  # four atoms in the plane, no centre of mass
+TILED = table(RHO, torch.zeros(3)).tiled(2)
+INTERLEAVED = FisherTable(TIMES, TILED.values[..., [0, 3, 1, 4, 2, 5]], TILED.mean)
 CASES = {
     "one dimension": (Data(0.7, EYE[:1, :1], (1,), Gaussian(variance=0.7)), Gaussian(variance=0.71)),
     "six dimensions": (Data(1.3, EYE, (2, 3), Gaussian(variance=1.3)), Gaussian(variance=1.31)),
@@ -107,6 +114,14 @@ CASES = {
     "diagonal": (Data(RHO, EYE[:3, :3], (3,), diagonal(RHO)), diagonal(RHO[::-1])),
     "diagonal in a basis": (Data(RHO, TURNED, (3,), diagonal(RHO, TURNED)), diagonal(RHO)),
     "two of three directions": (Data(RHO[:2], TURNED[:2], (3,), diagonal(RHO[:2], TURNED[:2])), diagonal(RHO, TURNED)),
+    "two pieces in a basis": (
+        Data(RHO * 2, pieces(TURNED), (2, 3), Gaussian(TURNED, None, "fisher-diagonal", TILED)),
+        Gaussian(variance="fisher-diagonal", information=INTERLEAVED, basis=TURNED),
+    ),
+    "two of three directions of two pieces": (
+        Data(0.9, pieces(TURNED[:2]), (2, 3), Gaussian(variance=0.9, basis=TURNED[:2])),
+        Gaussian(variance=0.9, basis=TURNED),
+    ),
     "zero mean": (Data(0.8, ATOMS, (4, 2), Gaussian(variance=0.8, zero_mean=0)), Gaussian(variance=0.8)),
     "zero mean, Euler": (
         Data(0.8, ATOMS, (4, 2), EulerMaruyama(reference=0.8, zero_mean=0), mean=0.0),
@@ -252,6 +267,8 @@ PROPOSALS = {
     "diagonal": (Gaussian(variance="fisher-diagonal", information=TWO), (3,)),
     "basis": (Gaussian(variance="fisher-diagonal", information=TWO, basis=TURNED), (3,)),
     "part of a basis": (Gaussian(variance=0.8, basis=TURNED[:2]), (3,)),
+    "pieces": (Gaussian(variance="fisher-diagonal", information=TWO.tiled(2), basis=TURNED), (2, 3)),
+    "pieces of part of a basis": (Gaussian(variance=0.8, basis=TURNED[:2]), (2, 3)),
     "zero mean": (Gaussian(variance=0.8, zero_mean=0), (4, 2)),
     "euler": (EulerMaruyama(), (3,)),
     "euler with reference": (EulerMaruyama(reference=1.0), (3,)),
@@ -279,7 +296,9 @@ def kernel_law(process, s, t, rises, law=LAW):
 def rows_of(process, event):
     if process.zero_mean is not None:
         return ATOMS
-    return torch.eye(math.prod(event), dtype=torch.float64) if process.basis is None else process.basis
+    if process.basis is None:
+        return torch.eye(math.prod(event), dtype=torch.float64)
+    return pieces(process.basis, math.prod(event) // process.basis.shape[1])
 
 
 @pytest.mark.parametrize("rises", [True, False], ids=["up", "down"])
@@ -420,6 +439,71 @@ def test_the_mean_jacobian_is_one_minus_the_scaled_information():
     refuted(check, (1.6, 0.4))
 
 
+GAUSSIAN_CASES = ["six dimensions", "isotropic table", "diagonal", "diagonal in a basis", "two of three directions",
+                  "two pieces in a basis", "two of three directions of two pieces"]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GAUSSIAN_CASES)
+def test_gradients_of_gaussian_data_are_pulled_back_by_the_true_jacobian(case):
+    """The mean Jacobian is the only one there is, also where it turns the gradient."""
+    data, broken = CASES[case]
+    t = TIMES.repeat(5)
+    x, g = (STREAM.at(name).normal((len(t), *data.event)) for name in ("at", "gradient"))
+    _, exact = torch.autograd.functional.vjp(lambda y: data.model.predict(y, t), x, g)
+
+    def check(process):
+        pulled = process.project(process.pull_back(g, t, PLAIN))  # as a walk does
+        torch.testing.assert_close(pulled, exact, atol=1e-12, rtol=1e-10)
+
+    check(data.process)
+    refuted(check, broken)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *GAUSSIAN_CASES[:-1],
+        pytest.param(GAUSSIAN_CASES[-1], marks=pytest.mark.xfail(reason="isotropic in part of a basis")),
+        pytest.param("zero mean", marks=pytest.mark.xfail(reason="isotropic on a zero-mean subspace")),
+    ],
+)
+def test_the_posterior_variance_of_gaussian_data_is_exact(case):
+    """diag Cov[x_0 | x_t], whatever the basis in which it was measured."""
+    data, broken = CASES[case]
+
+    def check(process):
+        for t, found in zip(TIMES, process.posterior_variance(TIMES, data.event), strict=True):
+            variance = (data.rho**2 * t**2 / (data.rho**2 + t**2)).expand(len(data.basis))
+            covariance = data.basis.T @ torch.diag(variance) @ data.basis
+            torch.testing.assert_close(found, covariance.diag().reshape(data.event))
+
+    check(data.process)
+    refuted(check, broken)
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("fisher", [0.6, 0.6, 0.6]), ("fisher-diagonal", RHO)])
+@pytest.mark.parametrize("basis", [None, TURNED, TURNED[:2]], ids=["event", "basis", "part of a basis"])
+def test_the_table_from_data_agrees_with_closed_forms(kind, scales, basis):
+    """1 - E|x_0 - D|^2 / t^2 = t^2 / (t^2 + rho^2), the mean square with a relative standard error of sqrt(2 / n)."""
+    n, mean = 10_000, f64([0.5, -1.0, 0.3])
+    axes = EYE[:3, :3] if basis is None else basis
+    rho, mean = f64(scales)[: len(axes)], mean[: len(axes)]
+    data = Data(rho, axes, (3,), Gaussian(variance=kind, basis=basis))
+    data.mean = mean
+    x = data.outside(mean + rho * STREAM.at("data").normal((n, len(axes))))
+    found = cd.samplers.setup.information_from_data(data.model, x, TIMES, data.process, STREAM.at("noise"))
+
+    def check(rho):
+        exact = TIMES[:, None] ** 2 / (TIMES[:, None] ** 2 + f64(rho) ** 2)
+        exact = exact.mean(1, keepdim=True) if kind == "fisher" else exact
+        assert ((1 - found.values[0]) / (1 - exact) - 1).abs().max() < 5 * math.sqrt(2 / n)
+        assert ((found.mean[0] - mean) / f64(rho)).abs().max() < 5 / math.sqrt(n)
+
+    check(rho)
+    refuted(check, 1.1 * rho)
+    refuted(check, rho.flip(0) + f64([0.0, 0.1, 0.2])[: len(rho)])
+
+
 @pytest.mark.parametrize(("kind", "scales"), [("fisher", [0.6, 0.6, 0.6]), ("fisher-diagonal", RHO)])
 @pytest.mark.parametrize("basis", [None, TURNED], ids=["event", "basis"])
 def test_the_fitted_table_agrees_with_closed_forms(kind, scales, basis):
@@ -459,7 +543,7 @@ def noise_of(process, law, event, n=20_000):
     return process.noise(STREAM.at("top"), torch.zeros(n, *event, dtype=torch.float64), 40.0, law)
 
 
-@pytest.mark.parametrize("name", ["rho", "part of a basis", "zero mean", "euler"])
+@pytest.mark.parametrize("name", ["rho", "part of a basis", "pieces of part of a basis", "zero mean", "euler"])
 def test_noise_has_variance_t2_over_C_where_no_scale_is_known(name):
     process, event = PROPOSALS[name]
     basis, x = rows_of(process, event), noise_of(process, LAW, event)
@@ -525,3 +609,53 @@ def test_log_work_has_each_term_once_with_its_sign():
         r_s, r_t = evaluate(clean, s).reward, evaluate(noisy, t).reward
         expected = r_s - r_t - 0.4 * l[0] + 1.7 * l[1] - q
         torch.testing.assert_close(log_work(path, evaluate.law), expected, atol=1e-10, rtol=1e-10)
+
+
+# -- replicas anew -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0, 2, 4])
+def test_a_restart_at_one_level_gives_every_level_its_marginal(level):
+    """Gaussian data without a reward, from exact draws at one level: noised above and denoised below it, exactly."""
+    data, n = CASES["diagonal in a basis"][0], 4000
+    ladder = cd.ladder.of([TIMES[0], 0.05, TIMES[1], 0.3, TIMES[2], 1.0, TIMES[3], 4.0, TIMES[4]], substeps=2)
+    t2 = ladder.times[None, :, None] ** 2
+    information = FisherTable(ladder.times, t2 / (t2 + data.rho**2), data.mean[None])
+    process = Gaussian(variance="fisher-diagonal", information=information, basis=data.basis)
+    chain = cd.ReplicaExchange(data.model, ladder, n_chains=n, process=process, seed=3)
+    chain.step()
+
+    def check(t):
+        x = data.outside(data.mean + (data.rho**2 + t**2).sqrt() * STREAM.at("start").normal((n, 3)))
+        chain.restart(x, level)
+        state, times = chain.state, chain.ladder.levels
+        assert torch.equal(state.level, torch.arange(5).expand(n, 5))
+        assert torch.equal(state.x[state.row_at(level)], x)
+        fresh = chain.evaluate(state.x, times[state.level.flatten()])
+        torch.testing.assert_close(state.view.steer, fresh.steer)
+        points = [data.inside(state.x[state.row_at(m)]) - data.mean for m in range(5)]
+        for i in range(5):
+            for j in range(i, 5):  # y_s and y_t = y_s + noise: a Markov chain in either direction
+                covariance = torch.diag(data.rho**2 + times[i] ** 2)
+                assert_mean(points[i][:, :, None] * points[j][:, None], covariance)
+            assert_mean(points[i], 0.0)
+
+    check(chain.ladder.levels[level])
+    refuted(check, chain.ladder.levels[level] * 1.2 + 0.05)
+    assert chain.diagnostics.trips.n_trips.sum() == 0
+
+
+@pytest.mark.parametrize(("shape", "level"), [((2, 1), 3), ((2, 1), -1), ((3, 1), 0), ((2, 2), 0)])
+def test_a_restart_from_nowhere_is_refused_and_changes_nothing(shape, level):
+    chain = cd.ReplicaExchange(MIXTURES[1], cd.ladder.karras(3, 0.1, 5.0), n_chains=2, process=Gaussian(variance=1.0))
+    before = chain.state
+    with pytest.raises(cd.InputError, match=r"0 to 2 and points \(2, 1\)"):
+        chain.restart(torch.zeros(shape, dtype=torch.float64), level)
+    assert chain.state is before
+
+
+def test_an_event_that_cannot_be_cut_into_pieces_is_refused():
+    process = Gaussian(variance=1.0, basis=TURNED)
+    model = cd.models.Denoiser(lambda y, t: y, (4,), dtype=torch.float64)
+    with pytest.raises(cd.InputError, match=r"\(4,\) of 4 entries cannot be cut into pieces of 3"):
+        cd.ReplicaExchange(model, cd.ladder.karras(3, 0.1, 5.0), process=process)

@@ -11,7 +11,7 @@ torch.Size([50, 2, 1])
 
 from typing import TYPE_CHECKING, Any
 
-from crepe_diffusion import models, processes
+from crepe_diffusion import models, processes, rewards
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
 from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.kernels import Bounce, Langevin, Metropolis, Restitch
@@ -52,6 +52,7 @@ __all__ = [
     "ladder",
     "models",
     "processes",
+    "rewards",
     "rhat",
 ]
 

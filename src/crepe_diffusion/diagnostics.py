@@ -102,7 +102,7 @@ class RoundTrips:
     """The index process: which replica has been where, counted and never guessed.
 
     A round trip leads from the noise end to the data end and back. A restart is an arrival at the data end of a
-    replica that was at the noise end before: as many fresh samples have reached the target.
+    replica that was at the noise end before, or drawn anew on the way: as many fresh samples have reached the target.
     """
 
     def __init__(self, level: Tensor):
@@ -110,15 +110,19 @@ class RoundTrips:
         self.n_trips = torch.zeros_like(level)
         self.n_restarts = torch.zeros_like(level)
         self.born = torch.zeros_like(level)
-        # 0: never at the noise end, 1: there last, 2: at the data end since.
+        # 0: neither at the noise end nor renewed, 1: at the noise end last, 2: at the data end since, 3: renewed.
         self.phase = torch.zeros_like(level)
         self.record(level, 0)
 
-    def record(self, level: Tensor, iteration: int) -> None:
+    def record(self, level: Tensor, iteration: int, renewed: Tensor | None = None) -> None:
         at_top, at_bottom = level == self.top, level == 0
+        if renewed is not None:
+            self.phase = torch.where(renewed, 3, self.phase)
+            self.born = torch.where(renewed, iteration, self.born)
         self.n_trips += at_top & (self.phase == 2)
-        self.n_restarts += at_bottom & (self.phase == 1)
-        self.phase = torch.where(at_top, 1, torch.where(at_bottom & (self.phase == 1), 2, self.phase))
+        self.n_restarts += at_bottom & (self.phase % 2 == 1)
+        arrived = torch.where(self.phase == 1, 2, torch.where(self.phase == 3, 0, self.phase))
+        self.phase = torch.where(at_top, 1, torch.where(at_bottom, arrived, self.phase))
         self.born = torch.where(at_top, iteration, self.born)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -153,8 +157,11 @@ class Diagnostics:
         accepted: Tensor,
         active: Tensor,
         explored: Tensor | None = None,
+        renewed: Tensor | None = None,
     ) -> None:
-        """`log_work` (chains, levels), `accepted` (chains, pairs), `active` (pairs,), `explored` (chains, levels)."""
+        """`log_work` and `explored` are (chains, levels), `accepted` (chains, pairs), `active` (pairs,), `renewed`
+        (chains, replicas): those that the explorer drew anew, whatever they were before.
+        """
         if self.n_iterations == 0:
             self._first = iteration
         self.n_iterations += 1
@@ -163,7 +170,7 @@ class Diagnostics:
         if explored is not None:
             self.explored += explored.to(torch.float64).mean(0)
             self.n_explored += 1
-        self.trips.record(level, iteration)
+        self.trips.record(level, iteration, renewed)
         # Each pair meets every second iteration: two iterations make one entry of the series.
         cycle = (iteration - self._first) // 2
         if cycle % self.stride:

@@ -99,5 +99,11 @@ class WayPoint(_Gap):
     focus: float = 10.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        gap = self.gap(_plan(x) - x.new_tensor(self.point)).flatten(1)
-        return -self.weight * (gap * torch.softmax(-self.focus * gap, 1)).sum(1)
+        return self._nearest(self.gap(_plan(x) - x.new_tensor(self.point)).flatten(1))
+
+    def some(self, segment: Tensor) -> Tensor:
+        """The reward of a plan of which this segment passes by, (..., steps, coordinates)."""
+        return self._nearest(self.gap(segment - segment.new_tensor(self.point)))
+
+    def _nearest(self, gap: Tensor) -> Tensor:
+        return -self.weight * (gap * torch.softmax(-self.focus * gap, -1)).sum(-1)

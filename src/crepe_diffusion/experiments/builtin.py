@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.experiments.mazes.experiment import maze_plan
 from crepe_diffusion.models import GaussianMixture, TokenTable
 from crepe_diffusion.random import Stream
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.targets import guided
 
-__all__ = ["masked_tokens", "mixture_guidance", "mixture_tilt", "plane_tempering"]
+__all__ = ["masked_tokens", "maze_plan", "mixture_guidance", "mixture_tilt", "plane_tempering"]
 
 
 def preset(name: str) -> dict[str, Any]:

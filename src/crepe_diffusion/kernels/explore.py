@@ -27,7 +27,10 @@ __all__ = ["Bounce", "Explorer", "Langevin", "Metropolis"]
 
 
 class Explorer(Protocol):
-    """A move that leaves each pi_m invariant; the second value says which rows moved, for the record."""
+    """A move that leaves each pi_m invariant; the second value says which rows moved, for the record.
+
+    An explorer with `renews = True` draws those rows anew, whatever they were, rather than moving all rows a little.
+    """
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]: ...
 

@@ -14,7 +14,7 @@ alone would have to find by chance.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,8 +36,9 @@ class Restitch:
     """An explorer for `Segments`: with probability `chance`, one level between the given times is restitched.
 
     Rewards that tie neighbours (`Junctions`) or concern one segment (`Reach`) are summed over exactly; others are
-    judged on `n_plans` whole plans. A move costs `n_candidates * (n_steps + 1)` network rows a chain, for the fresh
-    trajectories. Too few of them, or a level too near the data, and nothing fits to the present plan's neighbours.
+    judged on `n_plans` whole plans, among which those that any one segment can fulfil (`WayPoint`) are sought out.
+    A move costs `n_candidates * (n_steps + 1)` network rows a chain, for the fresh trajectories. With too few of them,
+    or at a level too near the data, nothing fits together.
     """
 
     n_candidates: int = 2048
@@ -45,6 +46,7 @@ class Restitch:
     between: tuple[float, float] = (0.08, 0.2)
     n_steps: int = 12
     n_plans: int = 64
+    renews: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("n_candidates", "n_steps", "n_plans"):
@@ -84,7 +86,7 @@ class Restitch:
         chosen = self._choose(evaluate, predictions, t, present, stream)
         new_x = _pick(pool, chosen)
         new = evaluate(new_x, t.expand(len(rows)))
-        moved[rows] = (chosen != present).any(1)
+        moved[rows] = (chosen >= present.shape[1]).all(1)  # nothing of the old plan is left
         x, *views = (torch.index_copy(old, 0, rows, value) for old, value in _pairs(state, new_x, new))
         return State(x, View((views[0],), views[1], views[2]), state.level), moved
 
@@ -123,6 +125,7 @@ class Restitch:
         single = torch.zeros(n_chains, n_segments, n, dtype=torch.float64)
         link = torch.zeros(n_chains, n, n, dtype=torch.float64)
         whole: list[Reward] = []
+        pivot: Tensor | None = None
         for term in evaluate.target.rewards:
             weight = term.weight(t[None], evaluate.ladder)
             reward: Any = term.function
@@ -132,39 +135,64 @@ class Restitch:
                 single[:, reward.segment] += weight * reward.single(predictions).to(torch.float64)
             else:
                 whole.append(term)
-        plans, good = _forward_backward(single, link, self.n_plans, stream.at("plans"))
+                if pivot is None and hasattr(reward, "some"):
+                    pivot = weight * reward.some(predictions).to(torch.float64)
+        plans, good = _forward_backward(single, link, self.n_plans, stream.at("plans"), pivot)
         if not whole:
             first = good.long().argmax(1)
             return torch.where(good.any(1)[:, None], plans[torch.arange(n_chains), first], present)
         plans = torch.cat([present[:, None], plans], 1)
         votes = torch.zeros(n_chains, self.n_plans + 1, dtype=torch.float64)
+        seen = torch.stack([_pick(predictions, plan) for plan in plans.unbind(1)], 1).flatten(0, 1)
         for term in whole:
-            seen = torch.stack([_pick(predictions, plans[:, i]) for i in range(plans.shape[1])], 1).flatten(0, 1)
-            votes += (term.weight(t[None], evaluate.ladder) * term.function(seen).to(torch.float64)).reshape(
-                votes.shape
-            )
+            value = term.weight(t[None], evaluate.ladder) * term.function(seen).to(torch.float64)
+            votes += value.reshape(votes.shape)
+        if pivot is not None:
+            votes -= pivot[torch.arange(n_chains)[:, None, None], plans].logsumexp(-1)
         votes[:, 1:] = votes[:, 1:].where(good, -torch.inf)
         winner = stream.at("vote").categorical(votes)
         return plans[torch.arange(n_chains), winner]
 
 
-def _forward_backward(single: Tensor, link: Tensor, n_plans: int, stream: Stream) -> tuple[Tensor, Tensor]:
-    """Plans drawn from `exp(sum_j single_j + link)`, (chains, plans, segments), and which use nothing twice."""
+def _forward_backward(
+    single: Tensor, link: Tensor, n_plans: int, stream: Stream, pivot: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Plans drawn from `exp(sum_j single_j + link)`, (chains, plans, segments), and which use nothing twice.
+
+    With a `pivot` (chains, n), the weight is multiplied by its sum over the segments, `sum_j exp(pivot_j)`: one of
+    them, anywhere in the plan, is the one that counts.
+    """
     n_chains, n_segments, _ = single.shape
     own = (single - single.amax(-1, keepdim=True)).exp()
     link = link.exp()
-    ahead = [own[:, -1]]
+    here = torch.zeros_like(own[:, 0]) if pivot is None else (pivot - pivot.amax(-1, keepdim=True)).exp()
+    # What may still come after each candidate: with the pivot behind it, and with the pivot there or ahead.
+    free, due = [own[:, -1]], [own[:, -1] * here]
+    reach = []
     for j in range(n_segments - 2, -1, -1):
-        message = own[:, j] * (link @ ahead[-1][..., None])[..., 0]
-        ahead.append(message / message.amax(-1, keepdim=True).clamp(min=1e-300))
-    ahead.reverse()
-    possible = (ahead[0].sum(-1) > 0)[:, None]
-    ahead = [a.where(possible, 1.0) for a in ahead]  # drawn, but thrown away
+        after = link @ torch.stack([free[-1], due[-1]], -1)
+        now = torch.stack([own[:, j] * after[..., 0], own[:, j] * (here * after[..., 0] + after[..., 1])], -1)
+        now = now / now.flatten(1).amax(-1)[:, None, None].clamp(min=1e-300)
+        free.append(now[..., 0])
+        due.append(now[..., 1])
+        reach.append(after)
+    free, due, reach = free[::-1], due[::-1], reach[::-1]
+    first = free[0] if pivot is None else due[0]
+    possible = (first.sum(-1) > 0)[:, None]
     chains = torch.arange(n_chains)[:, None]
-    drawn = [stream.at(0).categorical(ahead[0].log()[:, None].expand(-1, n_plans, -1))]
+
+    def draw(weight: Tensor, j: int) -> Tensor:  # what is not possible is drawn nevertheless, and thrown away
+        return stream.at(j).categorical(weight.where(possible[..., None], 1.0).log())
+
+    drawn = [draw(first[:, None].expand(-1, n_plans, -1), 0)]
+    waiting = torch.full((n_chains, n_plans), pivot is not None)
     for j in range(1, n_segments):
-        weight = (link[chains, drawn[-1]] * ahead[j][:, None]).where(possible[..., None], 1.0)
-        drawn.append(stream.at(j).categorical(weight.log()))
+        last = drawn[-1]
+        if pivot is not None:
+            at, ahead = here[chains, last] * reach[j - 1][chains, last, 0], reach[j - 1][chains, last, 1]
+            waiting = waiting & (stream.at(j, "pivot").uniform((n_chains, n_plans)) * (at + ahead) > at)
+        ahead = torch.where(waiting[..., None], due[j][:, None], free[j][:, None])
+        drawn.append(draw(link[chains, last] * ahead, j))
     plans = torch.stack(drawn, -1)
     distinct = (plans.sort(-1)[0].diff(dim=-1) > 0).all(-1)
     return plans, distinct & possible

@@ -15,7 +15,7 @@ from typing import Any, get_type_hints
 import tomli_w
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis
+from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis, Restitch
 from crepe_diffusion.run.experiment import Experiment, nearest
 from crepe_diffusion.run.files import digest
 from crepe_diffusion.schedules import Ladder, ladder
@@ -65,6 +65,9 @@ class SamplerTable:
     explorer: str = "bounce"
     explorer_steps: int = 1
     explorer_scale: float = 1.0
+    restitch_candidates: int = 2048
+    restitch_chance: float = 0.05
+    restitch_between: list[float] = field(default_factory=lambda: [0.07, 0.16])
     proposal: str | list[float] = "balanced"
     proposal_exponents: list[float] = field(default_factory=list)
     guidance: str = ""
@@ -83,7 +86,14 @@ class SamplerTable:
                 return Langevin(self.explorer_scale)
             case "metropolis":
                 return Metropolis(self.explorer_steps)
-        raise InputError(f"[sampler] explorer must be bounce, langevin, metropolis or none, got {self.explorer!r}")
+            case "restitch":
+                if len(self.restitch_between) != 2:
+                    raise InputError(f"[sampler] restitch_between must be two times, got {self.restitch_between!r}")
+                low, high = self.restitch_between
+                return Restitch(self.restitch_candidates, self.restitch_chance, (low, high))
+        raise InputError(
+            f"[sampler] explorer must be bounce, langevin, metropolis, restitch or none, got {self.explorer!r}"
+        )
 
     def make_proposal(self) -> Proposal:
         k = self.proposal if isinstance(self.proposal, str) else tuple(self.proposal)

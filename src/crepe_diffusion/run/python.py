@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis
+from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis, Restitch
 from crepe_diffusion.processes import Process
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.schedules import Ladder
@@ -93,4 +93,11 @@ def _explorer_table(explorer: Explorer | None) -> dict[str, Any]:
             return {"explorer": "langevin", "explorer_scale": scale}
         case Metropolis(n_moves=n):
             return {"explorer": "metropolis", "explorer_steps": n}
-    raise InputError(f"a run keeps Bounce, Langevin or Metropolis, or None, as its explorer; got {explorer!r}")
+        case Restitch(n_candidates=n, chance=chance, between=between, n_steps=12, n_plans=64):
+            return {
+                "explorer": "restitch",
+                "restitch_candidates": n,
+                "restitch_chance": chance,
+                "restitch_between": list(between),
+            }
+    raise InputError(f"a run keeps Bounce, Langevin, Metropolis, Restitch or None as its explorer; got {explorer!r}")

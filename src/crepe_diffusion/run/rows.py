@@ -47,7 +47,7 @@ def make_store(root: Path, chain: ReplicaExchange, scalars: Scalars) -> Store:
     }
     if chains * replicas <= MOST_LEVELS_TRACED:
         trace["level"] = Column("int16", (chains, replicas), ("chain", "replica"), compressed=True)
-    if chain.explorer is not None:
+    if chain.explorer is not None and not chain.renews:
         trace["explored"] = Column("float32", (replicas,), ("level",), compressed=True)
     return Store(root, draws, trace)
 

@@ -149,7 +149,7 @@ def _trips(e: Evidence) -> Iterator[Finding]:
     if d.n_iterations >= 8 and restarts == 0:
         yield Finding(
             "do not trust",
-            f"no replica came from the noise end to the data end in {d.n_iterations:,} iterations of {chains}: all"
+            f"no fresh replica came to the data end in {d.n_iterations:,} iterations of {chains}: all"
             " draws descend from the initial ones",
             _longer(e, "run longer"),
         )

@@ -127,12 +127,15 @@ class ReplicaExchange:
         n = self.iteration + 1
         stream = self.stream.at(n)
         state, swaps = swap(self.state, self.evaluate, n, stream.at("swap"), self.accept)
-        explored = None
+        explored = renewed = None
         if self.explorer is not None:
             state, moved = self.explorer(state, self.evaluate, stream.at("explore"))
-            explored = state.by_level(moved)
+            if self.renews:
+                renewed = moved.reshape(state.level.shape)
+            else:
+                explored = state.by_level(moved)
         self.state, self.iteration = state, n
-        self.diagnostics.record(n, state.level, swaps.log_work, swaps.accepted, swaps.active, explored)
+        self.diagnostics.record(n, state.level, swaps.log_work, swaps.accepted, swaps.active, explored, renewed)
         replica = state.replica_at()[:, 0]
         born = self.diagnostics.trips.born.gather(1, replica[:, None])[:, 0]
         return Info(n, swaps, explored, state.level, replica, born, self.evaluate.counts)
@@ -171,6 +174,11 @@ class ReplicaExchange:
             diagnostics=self.diagnostics,
             evaluations=self.evaluate.counts.copy(),
         )
+
+    @property
+    def renews(self) -> bool:
+        """Whether the explorer draws replicas anew now and then rather than moving all of them a little."""
+        return getattr(self.explorer, "renews", False)
 
     # -- changing one's mind -----------------------------------------------------------------------------
 

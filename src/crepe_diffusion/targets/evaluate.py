@@ -24,7 +24,7 @@ class Proposal:
     - `k`: `"balanced"` (both directions follow pi_t), `"paper"` (noising is left as trained), or `(k_up, k_down)`;
     - `exponents`: its own exponents, one per model (another guidance strength), default the target's;
     - `guidance`: overrides what each reward asks for;
-    - `clip`: the largest norm of the reward's gradient, per event.
+    - `clip`: the largest norm of t times the reward's gradient, per event: what it may weigh against the noise.
     """
 
     k: str | tuple[float, float] = "balanced"
@@ -167,7 +167,7 @@ class Evaluator:
             if blind and rewards:
                 value = value + self._reward(blind, x, t, predictions)
             if guidance is not None and self.proposal.clip is not None:
-                norm = guidance.flatten(1).norm(dim=1)
+                norm = t.to(guidance.dtype) * guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
             predictions, value, guidance = self._check(x, t, predictions, value, guidance)
             return View(predictions, self.process.steer(x, t, predictions, guidance, self.law), value)

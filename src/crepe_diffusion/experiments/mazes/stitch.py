@@ -44,7 +44,7 @@ class Style:
     sigma_max: float = 20.0
     n_finish: int = 2
     guidance: str = "gradient"
-    clip: float | None = None
+    clip: float | None = 20.0
     n_candidates: int = 2048
     chance: float = 0.05
     between: tuple[float, float] = (0.07, 0.16)
