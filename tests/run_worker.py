@@ -36,13 +36,18 @@ def unsynced() -> None:
     files._sync = lambda path: None
 
 
-def go(folder: Path, n: int = CONFIG["stop"]["iterations"], sync: bool = False) -> None:
+def go(
+    folder: Path, n: int = CONFIG["stop"]["iterations"], sync: bool = False, flush_seconds: float | None = None
+) -> None:
     """Begin or resume, change the target in the middle, go on to the end; the same at whatever point it is called."""
     from crepe_diffusion.run import Run
 
     if not sync:
         unsynced()
-    run = Run.resume(folder) if (folder / "config.toml").exists() else Run.start(folder, CONFIG)
+    config = CONFIG
+    if flush_seconds is not None:
+        config = {**CONFIG, "output": {**CONFIG["output"], "flush_seconds": flush_seconds}}
+    run = Run.resume(folder) if (folder / "config.toml").exists() else Run.start(folder, config)
     if run.chain.iteration < MIDDLE and len(run.history) == 1:
         run.run(iterations=MIDDLE)
     if len(run.history) == 1:

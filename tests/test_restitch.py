@@ -91,11 +91,10 @@ def state_of(evaluate, x):
 def moved_from(of, explorer, x, times=2, judge=None):
     """The points at level 1 after some moves, and the share of plans that changed; `judge` is whom the move asks."""
     state = state_of(evaluator(of), x)
-    share = []
     for i in range(times):
-        state, moved = explorer(state, evaluator(judge or of), STREAM.at("move", i))
-        share.append(moved[state.row_at(1)].double().mean())
-    return state.x[state.row_at(1)], float(torch.stack(share).mean())
+        state, _ = explorer(state, evaluator(judge or of), STREAM.at("move", i))
+    after = state.x[state.row_at(1)]
+    return after, float((after != x).flatten(1).any(1).double().mean())
 
 
 def features(x):
@@ -288,11 +287,14 @@ def test_where_no_plan_is_possible_the_present_one_stays():
 @pytest.mark.parametrize("of", [TIED, PASSING], ids=["gaps", "vote"])
 def test_only_the_replicas_of_that_level_move_and_all_is_known_of_them(of):
     evaluate = evaluator(of)
-    state = state_of(evaluate, VARIANCE**0.5 * STREAM.at("few").normal((50, 3, 2, 1)))
-    new, moved = FEW(state, evaluate, STREAM)
-    assert torch.equal(moved, (new.x != state.x).flatten(1).any(1))
-    assert 10 < moved.sum() <= 50
-    assert moved.sum() == new.by_level(moved)[:, 1].sum()
+    state = state_of(evaluate, VARIANCE**0.5 * STREAM.at("few").normal((300, 3, 2, 1)))
+    new, renewed = FEW(state, evaluate, STREAM)
+    changed = new.by_level((new.x != state.x).flatten(1).any(1))
+    assert 100 < changed[:, 1].sum() == changed.sum()
+    # A plan is renewed if none of its segments is one of the old plan's.
+    unlike = (new.x[:, :, None] != state.x[:, None]).flatten(3).any(3)
+    assert torch.equal(renewed, unlike.flatten(1).all(1))
+    assert 0 < renewed.sum() < 0.5 * changed.sum()
     fresh = evaluate(new.x, evaluate.ladder.levels[new.level.flatten()])
     for known, anew in zip((new.view.steer, new.view.reward), (fresh.steer, fresh.reward), strict=True):
         torch.testing.assert_close(known, anew, atol=1e-12, rtol=1e-12)
@@ -364,8 +366,8 @@ def test_a_candidate_of_which_nothing_finite_is_said_is_not_chosen():
     model = cd.models.Segments(cd.models.Denoiser(denoise, (2, 1), dtype=torch.float64, process=process), 2)
     evaluate = cd.ReplicaExchange(target(Junctions(**SQUARED), model=model), LADDER, nonfinite="reject").evaluate
     state = state_of(evaluate, -(STREAM.at("below").normal((50, 2, 2, 1)).abs()))
-    new, moved = FEW(state, evaluate, STREAM)
-    assert new.by_level(moved)[:, 1].sum() > 10
+    new, _ = FEW(state, evaluate, STREAM)
+    assert (new.x != state.x).flatten(1).any(1).sum() > 10
     assert new.view.possible[new.row_at(1)].all()
 
 

@@ -84,7 +84,7 @@ def run_refinement(options: argparse.Namespace) -> None:
 
 
 def page(options: argparse.Namespace) -> None:
-    print(f"Wrote {write_page(options.out, Path('docs'), 'make mazes')}")
+    print(f"Wrote {write_page(options.out, Path('docs'), 'make mazes', options.data)}")
 
 
 def look(options: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.setup import information_from_data
 from crepe_diffusion.schedules import ladder
 
-__all__ = ["NETWORKS", "SETTINGS", "load", "shipped", "train_model"]
+__all__ = ["NETWORKS", "SETTINGS", "load", "shipped", "train_model", "weights_folder"]
 
 NETWORKS = {
     "giant": {"n_layers": 5, "width": 512},
@@ -88,10 +88,13 @@ def measure(model: EDM, training: Tensor, n: int = 2048) -> dict[str, Tensor]:
 
 
 def shipped() -> list[str]:
-    return sorted(p.name.removesuffix(".safetensors") for p in _folder().iterdir() if p.name.endswith(".safetensors"))
+    return sorted(
+        p.name.removesuffix(".safetensors") for p in weights_folder().iterdir() if p.name.endswith(".safetensors")
+    )
 
 
-def _folder() -> Path:
+def weights_folder() -> Path:
+    """Where the package keeps its weights."""
     return Path(str(files("crepe_diffusion.experiments.mazes") / "weights"))
 
 
@@ -99,7 +102,7 @@ def load(name: str | Path) -> tuple[Maze, Denoiser]:
     """A maze and the model of its trajectories (64, 2), by the name of a shipped one or from a file."""
     path = Path(name)
     if path.suffix != ".safetensors":
-        path = _folder() / f"{name}.safetensors"
+        path = weights_folder() / f"{name}.safetensors"
         if not path.exists():
             raise InputError(f"no shipped weights for {str(name)!r}; there are {', '.join(shipped())}, or give a file")
     weights, about = load_weights(path)

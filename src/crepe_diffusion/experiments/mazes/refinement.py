@@ -28,8 +28,8 @@ class Refinement:
     task: int = 1
     cell: Cell = (5, 10)
     n_before: int = 600
-    n_after: int = 300
-    n_chains: int = 2
+    n_after: int = 240
+    n_chains: int = 3
     weights: str = "giant"
     seed: int = 0
     slack: float = 1.4
