@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def write_page(folder: Path, docs: Path, command: str, trainings: Path | None = 
     parts = [HEAD.format(command=command)]
     quality = folder / "quality.json"
     if quality.exists():
-        parts.append(_quality(json.loads(quality.read_text())))
+        parts.append(_quality(json.loads(quality.read_text()), folder, docs))
     if giant:
         parts.append(_comparison(giant, folder, docs))
     if changed:
@@ -72,7 +73,7 @@ def _flags(record: dict[str, Any]) -> np.ndarray:
     return np.asarray(record["flags"], dtype=float)
 
 
-def _quality(quality: dict[str, Any]) -> str:
+def _quality(quality: dict[str, Any], folder: Path, docs: Path) -> str:
     lines = [
         "## The model alone",
         "",
@@ -83,7 +84,13 @@ def _quality(quality: dict[str, Any]) -> str:
     lines += ["| | " + " | ".join(mazes) + " |", "|---|" + "---|" * len(mazes)]
     for key in quality[mazes[0]]:
         lines.append(f"| {key} | " + " | ".join(f"{quality[m][key]:.3g}" for m in mazes) + " |")
-    return "\n".join([*lines, ""])
+    lines.append("")
+    for maze in mazes:
+        picture = folder / f"quality-{maze}.png"
+        if picture.exists():
+            shutil.copy(picture, docs / "figures" / f"maze-{maze}-data.png")
+            lines += [f"![{maze}: data and samples](figures/maze-{maze}-data.png)", ""]
+    return "\n".join(lines)
 
 
 def _comparison(records: list[dict[str, Any]], folder: Path, docs: Path) -> str:
