@@ -56,7 +56,6 @@ def test_a_maze_is_kept_as_text_and_walls_are_refused():
             Maze("broken", rows)
 
 
-@pytest.mark.xfail(reason="taken, and ways wrap around its edge")
 def test_a_maze_without_a_wall_around_it_is_refused():
     with pytest.raises(cd.InputError, match="wall around"):
         Maze("open", ("#####", "#....", "#####"))
@@ -156,7 +155,6 @@ def test_trajectories_look_like_themselves_and_unlike_others():
     assert through["out of walls"] < 1
 
 
-@pytest.mark.xfail(reason="what lies beyond the last edge of a histogram is not counted")
 def test_steps_of_any_length_are_told_from_others():
     real = 0.2 * torch.arange(20.0)[None, :, None] * torch.ones(1, 1, 2) - 2
     assert looks_like_data(MAZE, 5 * real, real)["TV of step lengths"] == pytest.approx(1.0)

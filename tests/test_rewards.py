@@ -231,9 +231,6 @@ def test_weights_are_functions_of_time_or_of_progress():
     refuted(torch.testing.assert_close, power.weight(ladder.levels, finer), expected["power"])
 
 
-TAKEN = pytest.mark.xfail(reason="taken, and fails or means nothing when used")
-
-
 @pytest.mark.parametrize(
     ("width", "times", "variances"),
     [
@@ -241,8 +238,8 @@ TAKEN = pytest.mark.xfail(reason="taken, and fails or means nothing when used")
         (0.1, [1.0, 0.1], [0.0, 1.0]),
         (0.1, [0.1, 1.0], [-1.0, 1.0]),
         (0.1, [0.1, 1.0], [1.0]),
-        pytest.param(0.1, [0.0, 1.0], [0.0, 1.0], marks=TAKEN),
-        pytest.param(0.1, [1.0], [1.0], marks=TAKEN),
+        (0.1, [0.0, 1.0], [0.0, 1.0]),
+        (0.1, [1.0], [1.0]),
     ],
 )
 def test_annealing_that_matches_nothing_is_refused(width, times, variances):

@@ -70,7 +70,6 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path):
     assert not torch.equal(weights["network.layers.0.weight"], fresh().state_dict()["network.layers.0.weight"])
 
 
-@pytest.mark.xfail(reason="torch's generator takes the low 32 bits of a seed alone, and the seed stands above them")
 def test_another_seed_is_another_training(tmp_path):
     weights = [
         trained(tmp_path / str(seed), replace(SETTINGS, seed=seed))[0]["network.layers.0.weight"] for seed in (5, 6)

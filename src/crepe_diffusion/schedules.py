@@ -184,8 +184,10 @@ class Matched:
     def __post_init__(self) -> None:
         if not self.width > 0:
             raise InputError(f"the width of a squared error must be positive, got {self.width!r}")
-        if self.times.shape != self.variances.shape or (self.times.diff() <= 0).any() or (self.variances < 0).any():
-            raise InputError("matched annealing needs increasing times with one variance >= 0 each")
+        t, v = self.times, self.variances
+        rising = t.ndim == 1 and len(t) > 1 and t[0] > 0 and bool((t.diff() > 0).all())
+        if not rising or t.shape != v.shape or not (v >= 0).all():
+            raise InputError("matched annealing needs two or more increasing times > 0 with one variance >= 0 each")
 
     def __call__(self, t: Tensor) -> Tensor:
         i = _interpolate(t.log(), self.times.log())

@@ -74,7 +74,8 @@ def train(
     step = _restore(checkpoint, model, average, optimiser, settings) if checkpoint.exists() else 0
     total, n, began = 0.0, 0, time.perf_counter()
     while step < settings.n_steps:
-        generator = torch.Generator().manual_seed((settings.seed << 32) + step)
+        # Torch's generator looks at the low 32 bits of its seed alone; an odd factor keeps the trainings apart.
+        generator = torch.Generator().manual_seed((settings.seed * 0x9E3779B1 + step) % 2**32)
         for group in optimiser.param_groups:
             group["lr"] = settings.rate_at(step)
         value = loss(model, batches(settings.batch, generator), settings, generator)

@@ -24,6 +24,7 @@ from crepe_diffusion.kernels.state import State
 from crepe_diffusion.models import Segments
 from crepe_diffusion.paths import walk
 from crepe_diffusion.processes import View
+from crepe_diffusion.processes.base import IMPOSSIBLE
 from crepe_diffusion.random import Stream
 from crepe_diffusion.schedules import ladder
 from crepe_diffusion.targets import Evaluator, Proposal, Reward
@@ -70,7 +71,7 @@ class Restitch:
 
     def _levels(self, evaluate: Evaluator) -> Tensor:
         t = evaluate.ladder.levels
-        return ((t >= self.between[0]) & (t <= self.between[1])).nonzero()[:, 0]
+        return ((t >= self.between[0]) & (t <= self.between[1]) & (t < t[-1])).nonzero()[:, 0]
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
         moved = torch.zeros(len(state.x), dtype=torch.bool)
@@ -79,11 +80,12 @@ class Restitch:
         levels = self._levels(evaluate)
         level = int(levels[int(stream.at("where").uniform((1,)) * len(levels))])
         t, rows = evaluate.ladder.levels[level], state.row_at(level)
-        fresh, known = self._candidates(evaluate, t, len(rows), stream.at("candidates"))
+        fresh, known, sound = self._candidates(evaluate, t, len(rows), stream.at("candidates"))
         pool = torch.cat([state.x[rows], fresh], 1)
         predictions = torch.cat([state.view.predictions[0][rows], known], 1)
         present = torch.arange(_segments(evaluate).n).expand(len(rows), -1)
-        chosen = self._choose(evaluate, predictions, t, present, stream)
+        sound = torch.cat([state.view.possible[rows, None].expand_as(present), sound], 1)
+        chosen = self._choose(evaluate, predictions, sound, t, present, stream)
         new_x = _pick(pool, chosen)
         new = evaluate(new_x, t.expand(len(rows)))
         moved[rows] = (chosen >= present.shape[1]).all(1)  # nothing of the old plan is left
@@ -94,12 +96,14 @@ class Restitch:
         """Plans of fresh trajectories alone, (chains, *event), and the level they belong to: a place to start from."""
         level = int(self._levels(evaluate)[-1])
         t = evaluate.ladder.levels[level]
-        pool, predictions = self._candidates(evaluate, t, n_chains, stream.at("candidates"))
-        nothing = torch.arange(_segments(evaluate).n).expand(n_chains, -1)
-        return _pick(pool, self._choose(evaluate, predictions, t, nothing, stream)), level
+        pool, predictions, sound = self._candidates(evaluate, t, n_chains, stream.at("candidates"))
+        nothing = (torch.arange(_segments(evaluate).n) % self.n_candidates).expand(n_chains, -1)
+        return _pick(pool, self._choose(evaluate, predictions, sound, t, nothing, stream)), level
 
-    def _candidates(self, evaluate: Evaluator, t: Tensor, n_chains: int, stream: Stream) -> tuple[Tensor, Tensor]:
-        """Fresh trajectories at time t and their predictions, (chains, candidates, *event)."""
+    def _candidates(
+        self, evaluate: Evaluator, t: Tensor, n_chains: int, stream: Stream
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Fresh trajectories at time t with their predictions, (chains, candidates, *event), and which are finite."""
         model = _segments(evaluate).model
         steps = ladder.karras(self.n_steps + 1, float(t), float(evaluate.ladder.times[-1]))
         plain = Evaluator(
@@ -114,15 +118,20 @@ class Restitch:
         n = n_chains * self.n_candidates
         x = plain.noise(stream.at("noise"), n)
         top = torch.full((n,), self.n_steps)
-        path = walk(plain, x, plain(x, steps.times[top]), top, torch.full((n,), -1), self.n_steps, stream.at("walk"))
+        start = plain(x, steps.times[top])
+        path = walk(plain, x, start, top, torch.full((n,), -1), self.n_steps, stream.at("walk"))
+        sound = start.possible & path.view.possible & path.models[0].isfinite()
         shape = (n_chains, self.n_candidates, *model.event_shape)
-        return path.x.reshape(shape), path.view.predictions[0].reshape(shape)
+        return path.x.reshape(shape), path.view.predictions[0].reshape(shape), sound.reshape(shape[:2])
 
-    def _choose(self, evaluate: Evaluator, predictions: Tensor, t: Tensor, present: Tensor, stream: Stream) -> Tensor:
+    def _choose(
+        self, evaluate: Evaluator, predictions: Tensor, sound: Tensor, t: Tensor, present: Tensor, stream: Stream
+    ) -> Tensor:
         """Which trajectory each segment becomes, (chains, segments), given the present choice."""
         n_chains, n = predictions.shape[:2]
         n_segments = _segments(evaluate).n
         single = torch.zeros(n_chains, n_segments, n, dtype=torch.float64)
+        single = single.where(sound[:, None], IMPOSSIBLE)  # of which a model says nothing finite
         link = torch.zeros(n_chains, n, n, dtype=torch.float64)
         whole: list[Reward] = []
         pivot: Tensor | None = None

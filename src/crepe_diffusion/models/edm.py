@@ -34,20 +34,22 @@ class EDM(nn.Module):
             raise InputError(f"sigma_data is the standard deviation of the data, got {sigma_data!r}")
         if len(scales) != (1 if basis is None else len(basis)):
             raise InputError(f"sigma_data needs one scale for each row of the basis, got {len(scales)}")
+        if basis is not None and basis.shape[0] != basis.shape[1]:
+            raise InputError(f"the basis of an event must be square, got shape {tuple(basis.shape)}")
         self.network = network
         self.register_buffer("scales", scales)
-        self.register_buffer("basis", None if basis is None else basis.to(torch.float32))
+        self.register_buffer("basis", None if basis is None else basis.to(torch.float32).contiguous())
 
     def forward(self, y: Tensor, sigma: Tensor) -> Tensor:
         z = y.flatten(1)
         if self.basis is not None:
-            z = z @ self.basis.T
+            z = z @ self.basis.T.to(y.dtype)
         s, scales = sigma[:, None], self.scales.to(y.dtype)
         total = s**2 + scales**2
         inner = self.network((z * total.rsqrt()).reshape(y.shape), sigma.log() / 4).flatten(1)
         z = (scales**2 / total) * z + (s * scales * total.rsqrt()) * inner
         if self.basis is not None:
-            z = z @ self.basis
+            z = z @ self.basis.to(y.dtype)
         return z.reshape(y.shape)
 
     def weight(self, sigma: Tensor) -> Tensor:

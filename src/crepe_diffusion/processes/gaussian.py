@@ -305,10 +305,12 @@ class Gaussian(GaussianProcess):
     def posterior_variance(self, t: Tensor, event: tuple[int, ...]) -> Tensor:
         """`E Var[x_0 | x_t]` of each coordinate under the first model, `t^2 (1 - t^2 I_t)`, (times, *event)."""
         v = (t * t)[:, None] * (1 - self._scaled(t, 1)[0]).clamp(0, 1)
-        if v.shape[1] > 1 and self.basis is not None:
-            n = self.basis.shape[1]
-            v = (v.reshape(-1, len(self.basis)) @ self.basis.to(v).square()).reshape(len(t), -1, n).flatten(1)
-        return v.expand(-1, math.prod(event)).reshape(len(t), *event)
+        v = v.expand(-1, self.dimension(torch.Size(event)) if self.zero_mean is None else math.prod(event))
+        if self.basis is not None:
+            v = (v.reshape(-1, len(self.basis)) @ self.basis.to(v).square()).reshape(len(t), -1)
+        if self.zero_mean is not None:
+            v = v * (1 - 1 / event[self.zero_mean])
+        return v.reshape(len(t), *event)
 
     def _scaled(self, t: Tensor, n_models: int) -> Tensor:
         if self.information is None:

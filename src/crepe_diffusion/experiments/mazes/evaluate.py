@@ -51,7 +51,8 @@ def looks_like_data(maze: Maze, x: Tensor, data: Tensor) -> dict[str, float]:
     """How single trajectories (n, steps, 2) compare with real ones: out of walls, and total variation of statistics."""
 
     def histogram(values: Tensor, edges: Tensor) -> Tensor:
-        return torch.histogram(values.flatten().cpu(), edges)[0] / values.numel()
+        inside = values.flatten().cpu().clamp(float(edges[0]), float(edges[-1]))  # what is beyond counts at the ends
+        return torch.histogram(inside, edges)[0] / values.numel()
 
     def tv(f: Any, edges: Tensor) -> float:
         return float((histogram(f(x), edges) - histogram(f(data), edges)).abs().sum() / 2)

@@ -38,6 +38,8 @@ class Maze:
     def __post_init__(self) -> None:
         if len({len(row) for row in self.rows}) != 1 or set("".join(self.rows)) - set("#."):
             raise InputError(f"a maze is a rectangle of '#' and '.', got {self.rows!r}")
+        if "." in "".join([self.rows[0], self.rows[-1], *(row[0] + row[-1] for row in self.rows)]):
+            raise InputError(f"a maze needs a wall around it, got {self.rows!r}")
 
     @property
     def walls(self) -> Tensor:
