@@ -127,7 +127,7 @@ def _comparison(records: list[dict[str, Any]], folder: Path, docs: Path) -> str:
     axes.axhline(68, color="0.6", lw=0.8, ls=":")
     axes.annotate("CompDiffuser 68 %", (6e3, 69.5), fontsize=8, color="0.4")
     axes.set(xscale="log", xlabel="network rows spent on a task, per chain", ylabel="success (%)", ylim=(-3, 103))
-    axes.legend(fontsize=8, loc="center right")
+    axes.legend(fontsize=8, loc=(0.5, 0.1))
     figure.savefig(docs / "figures" / "maze-success.png", dpi=110)
     plans = _picture_of_plans(records, folder, docs)
     n_tasks = len({r["job"]["task"] for r in records})
@@ -146,6 +146,7 @@ def _comparison(records: list[dict[str, Any]], folder: Path, docs: Path) -> str:
             " from the beginning. The paper reports 84.6 % for iterations 100,000 to 150,000, that is after about"
             f" {100_000 * PAPER_ROWS:.1e} rows a task, its local moves not counted.",
             *_first_success(first),
+            *_courses(first, folder),
             "",
             "![success](figures/maze-success.png)",
             "",
@@ -176,6 +177,28 @@ def _first_success(records: list[dict[str, Any]]) -> list[str]:
         "",
         f"Rows until a chain's first successful plan, our preset: median {np.median(found):.2g}, largest {max(found):.2g}"
         f" over {len(found)} chains; the candidates that it begins from are part of them.",
+    ]
+
+
+def _courses(records: list[dict[str, Any]], folder: Path) -> list[str]:
+    """How many ways through the maze the chains have seen, a way being the set of cells it touches."""
+    if not records:
+        return []
+    maze, _ = load(records[0]["job"]["weights"])
+    per_chain, per_task = [], []
+    for r in records:
+        with np.load(folder / f"{_stem(r)}.npz") as file:
+            row, column = maze.cells(torch.from_numpy(file["plans"]).flatten(2, 3))
+        cells = (row * len(maze.rows[0]) + column).numpy()
+        seen = [{frozenset(draw.tolist()) for draw in chain} for chain in cells.swapaxes(0, 1)]
+        per_chain += [len(s) for s in seen]
+        per_task.append(len(set().union(*seen)))
+    return [
+        "",
+        f"What this does not show is mixing: in as many rows, {sum(n == 1 for n in per_chain)} of {len(per_chain)} chains"
+        " kept to one way through the maze (a set of cells), and different chains of a task found"
+        f" {min(per_task)} to {max(per_task)} ways. Fresh plans arise at each restitching, but few come down to the data end;"
+        " draws of one chain are no independent plans.",
     ]
 
 
@@ -251,9 +274,9 @@ def _refinement(folder: Path, docs: Path) -> str:
     before, soon, late = slice(n - window, n), slice(n + window, n + 2 * window), slice(n + window, len(log))
     figure = Figure(figsize=(7.5, 3.4), layout="constrained")
     axes = figure.add_subplot()
-    smooth = np.ones(21) / 21
+    window_of = np.convolve(np.ones(len(log)), np.ones(21), mode="same")
     for values, label in ((success, "success"), (passing, "passes the way-point")):
-        axes.plot(100 * np.convolve(values.mean(1), smooth, mode="same"), label=label)
+        axes.plot(100 * np.convolve(values.mean(1), np.ones(21), mode="same") / window_of, label=label)
     axes.axvline(n, color="0.5", lw=0.8)
     axes.annotate("way-point added", (n, 50), fontsize=8, rotation=90, va="center", ha="right")
     axes.set(xlabel="iteration", ylabel="% of chains (running mean)", ylim=(-3, 103))
