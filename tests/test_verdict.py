@@ -79,7 +79,7 @@ BAD: dict[str, tuple[Callable[[], RunData], str, str]] = {
     "too few levels": (lambda: run(SPACE**2.0, karras(8), proposal=PAPER), "do not trust", "too few levels: 8 where"),
     "lowest pair stuck": (lambda: run(SPACE**2.0, gap(1, 24, 1e-3, 1.2)), "do not trust", "levels 0 and 1"),
     "middle pair stuck": (lambda: run(SPACE**2.0, gap(8, 12, 0.1, 2.5)), "do not trust", "is stuck"),
-    "no round trip": (lambda: run(LINE**2.0, karras(61), 30, 0), "do not trust", "no replica came"),
+    "no round trip": (lambda: run(LINE**2.0, karras(61), 30, 0), "do not trust", "no fresh replica came"),
     "few round trips": (lambda: run(LINE**2.0, karras(21), 30, 0, 1), "do not trust", "fresh arrivals"),
     "too short": (lambda: run(LINE**2.0, karras(11), 80, 20, 1), "look", "effective of 80 draws"),
     "hardly begun": (lambda: run(LINE**2.0, karras(11), 10, 0), "do not trust", "only 10 draws"),
