@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
+
+import numpy as np
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.experiments.molecules.peptides import PEPTIDES, peptide
@@ -27,6 +31,18 @@ def main(argv: list[str] | None = None) -> int:
     sub.add_argument("--seed", type=int, default=0)
     sub.set_defaults(command=_md)
 
+    sub = commands.add_parser("check", parents=[shared], help="whether dynamics have converged")
+    sub.set_defaults(command=_check)
+
+    sub = commands.add_parser("train", parents=[shared], help="train on hot frames; goes on where it was left")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: DATA/PEPTIDE/training")
+    sub.add_argument("--network", default="pairs", help="pairs, pairs-small or egnn")
+    sub.add_argument("--steps", type=int, default=60_000)
+    sub.add_argument("--batch", type=int, default=512)
+    sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
+    sub.add_argument("--threads", type=int, default=1)
+    sub.set_defaults(command=_train)
+
     given = parser.parse_args(argv)
     try:
         return given.command(given)
@@ -42,13 +58,11 @@ def _md(given: argparse.Namespace) -> int:
 
     chosen = peptide(given.peptide)
     temperatures = tuple(given.temperature or chosen.temperatures)
-    walker = Walker(
-        given.data / chosen.name / f"walker-{given.walker}", chosen, temperatures, given.walker, given.seed
-    )
-    state = walker.open()
+    walker = Walker(given.data / chosen.name / f"walker-{given.walker}", chosen, temperatures, given.walker, given.seed)
+    start = walker.open()
     wanted = round(given.ns * 1000 / (BLOCK * INTERVAL))
-    first, began, said = state.n_blocks, time.monotonic(), 0.0
-    for state in walker.run(state) if first < wanted else ():
+    first, began, said = start.n_blocks, time.monotonic(), 0.0
+    for state in walker.run(start) if first < wanted else ():
         done, spent = state.n_blocks, time.monotonic() - began
         if spent - said > 60 or done == wanted:
             said = spent
@@ -62,6 +76,53 @@ def _md(given: argparse.Namespace) -> int:
             )
         if done >= wanted:
             break
+    return 0
+
+
+def _check(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules import convergence, data
+    from crepe_diffusion.experiments.molecules.dynamics import INTERVAL
+    from crepe_diffusion.experiments.molecules.geometry import backbone, dihedrals
+
+    chosen = peptide(given.peptide)
+    for temperature in sorted({chosen.cold, chosen.hot}):
+        trajectories = data.load(given.data, chosen, temperature)
+        length = sum(map(len, trajectories)) * INTERVAL / 1000
+        print(f"{chosen.name} at {temperature:g} K: {len(trajectories)} trajectories, {length:.1f} ns")
+        phi = backbone(chosen.atoms)["phi"]
+        crossed = sum(convergence.transitions(dihedrals(t, phi)[:, k]) for t in trajectories for k in range(len(phi)))
+        print(f"  changes of sign of phi: {crossed}")
+        inside = [convergence.basins(t, chosen.atoms) for t in trajectories]
+        whole = np.concatenate(inside)
+        halves = [
+            np.concatenate([t[: len(t) // 2] for t in inside]),
+            np.concatenate([t[len(t) // 2 :] for t in inside]),
+        ]
+        z_halves, error = convergence.compare(*halves), np.sqrt(convergence.variance(whole))
+        z_walkers = [convergence.compare(a, b) for a, b in combinations(inside, 2)] or [np.zeros(4)]
+        for k, basin in enumerate(convergence.BASINS):
+            print(
+                f"  {basin.name:8s} {whole[:, k].mean():.4f} +- {error[k]:.4f}   halves z = {z_halves[k]:+.1f}   "
+                f"trajectories |z| <= {max(abs(z[k]) for z in z_walkers):.1f}"
+            )
+    return 0
+
+
+def _train(given: argparse.Namespace) -> int:
+    import torch
+
+    from crepe_diffusion.experiments.molecules import data, model
+
+    torch.set_num_threads(given.threads)
+    chosen = peptide(given.peptide)
+    if given.network not in model.NETWORKS:
+        raise InputError(f"network must be one of {', '.join(model.NETWORKS)}, got {given.network!r}")
+    frames = data.split(data.load(given.data, chosen, chosen.hot, most=given.ps))
+    settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch)
+    folder = given.out or given.data / chosen.name / "training"
+    about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
+    for line in model.train_model(frames, folder, chosen.name, model.NETWORKS[given.network], settings, about):
+        print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
     return 0
 
 

@@ -54,9 +54,9 @@ class State:
     def decode(cls, path: Path) -> State:
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                values = {name: arrays[name] for name in arrays.files}
-            return cls(**{k: int(v) if k.startswith("n_") else v for k, v in values.items()})
-        except (ValueError, OSError, TypeError) as error:
+                numbers = [int(arrays[name]) for name in ("n_blocks", "n_attempted", "n_accepted")]
+                return cls(arrays["positions"], arrays["velocities"], arrays["rung"], *numbers)
+        except (ValueError, OSError, KeyError) as error:
             raise DamagedError(path, f"not a checkpoint of molecular dynamics ({error})") from None
 
 
@@ -66,14 +66,15 @@ def exchange(energy: np.ndarray, rung: np.ndarray, betas: np.ndarray, rng: np.ra
     Leaves the product of the rungs' laws invariant. So many attempts nearly draw the permutation anew, which is the
     most that exchanges can do between two blocks; only swaps between neighbouring temperatures are counted.
     """
-    distinct = np.unique(betas)
+    place, n = np.unique(betas, return_inverse=True)[1], len(rung)
     attempted = accepted = 0
-    for _ in range(len(rung) ** 3):
-        i, j = rng.choice(len(rung), 2, replace=False)
-        gain = (betas[rung[i]] - betas[rung[j]]) * (energy[i] - energy[j])
-        takes = np.log(rng.random()) < gain
-        apart = abs(np.searchsorted(distinct, betas[rung[i]]) - np.searchsorted(distinct, betas[rung[j]]))
-        attempted, accepted = attempted + (apart == 1), accepted + (takes and apart == 1)
+    rounds = n**3 if n > 1 else 0
+    first = rng.integers(n, size=rounds)
+    second = (first + rng.integers(1, max(2, n), size=rounds)) % n
+    for i, j, log_u in zip(first, second, np.log(rng.random(rounds)), strict=True):
+        takes = log_u < (betas[rung[i]] - betas[rung[j]]) * (energy[i] - energy[j])
+        neighbours = abs(place[rung[i]] - place[rung[j]]) == 1
+        attempted, accepted = attempted + neighbours, accepted + (neighbours and takes)
         if takes:
             rung[i], rung[j] = rung[j], rung[i]
     return int(attempted), int(accepted)
@@ -89,9 +90,9 @@ class Walker:
         self.temperatures = tuple(sorted(temperatures))
         self.files = [folder / f"{rung}-{t:g}K.dcd" for rung, t in enumerate(self.temperatures)]
         self.checkpoint = folder / "checkpoint.npz"
-        self._context = openmm.Context(
-            peptide.system, integrator(1.0, 0), openmm.Platform.getPlatformByName(peptide.platform), _one_thread(peptide)
-        )
+        platform = openmm.Platform.getPlatformByName(peptide.platform)
+        threads = {"Threads": "1"} if peptide.platform == "CPU" else {}
+        self._context = openmm.Context(peptide.system, integrator(1.0, 0), platform, threads)
 
     def open(self) -> State:
         """The state to go on from: the checkpoint's, with the trajectories cut to it, or a fresh start."""
@@ -172,10 +173,6 @@ class Walker:
 def _seed(*entropy: int) -> int:
     """A positive seed for OpenMM, which reads 0 as "choose one"."""
     return 1 + int(np.random.SeedSequence(entropy).generate_state(1)[0] % (2**31 - 2))
-
-
-def _one_thread(peptide: Peptide) -> dict[str, str]:
-    return {"Threads": "1"} if peptide.platform == "CPU" else {}
 
 
 def rungs(data: Path, peptide: Peptide, temperature: float) -> list[Path]:

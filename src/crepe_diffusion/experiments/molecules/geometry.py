@@ -1,0 +1,99 @@
+"""Shapes of molecules `(rows, atoms, 3)`: torsions, handedness, superposition."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from crepe_diffusion.errors import InputError
+
+__all__ = ["aligned", "backbone", "bonds", "dihedrals", "distances", "handedness", "left_handed", "stereocentres"]
+
+
+def _index(atoms: tuple[str, ...], residue: int, *names: str) -> int:
+    """The atom of this residue that has one of these names."""
+    for i, atom in enumerate(atoms):
+        place, name = atom.split(":")
+        if place[3:] == str(residue) and name in names:
+            return i
+    raise InputError(f"residue {residue} has none of the atoms {', '.join(names)}")
+
+
+def backbone(atoms: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The torsions `phi`, `psi` (one a residue) and `omega` (one a peptide bond), as quadruples of atoms."""
+    last = int(atoms[-1].split(":")[0][3:])
+
+    def alpha(residue: int) -> int:  # the caps end in a methyl carbon
+        return _index(atoms, residue, "CA", "CH3", "C" if residue == last else "CH3")
+
+    carbon = [_index(atoms, r, "C") for r in range(last)]
+    nitrogen = {r: _index(atoms, r, "N") for r in range(1, last + 1)}
+    inner = range(1, last)
+    return {
+        "phi": np.array([(carbon[r - 1], nitrogen[r], alpha(r), carbon[r]) for r in inner]),
+        "psi": np.array([(nitrogen[r], alpha(r), carbon[r], nitrogen[r + 1]) for r in inner]),
+        "omega": np.array([(alpha(r), carbon[r], nitrogen[r + 1], alpha(r + 1)) for r in range(last)]),
+    }
+
+
+def dihedrals(x: np.ndarray, quadruples: np.ndarray) -> np.ndarray:
+    """Torsion angles in radians, (rows, quadruples), in (-pi, pi]."""
+    a, b, c, d = np.moveaxis(np.asarray(x, dtype=np.float64)[:, quadruples], 2, 0)
+    first, axis, second = b - a, c - b, d - c
+    left, right = np.cross(first, axis), np.cross(axis, second)
+    sine = (first * right).sum(-1) * np.linalg.norm(axis, axis=-1)
+    return np.arctan2(sine, (left * right).sum(-1))
+
+
+def bonds(peptide) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """Pairs of bonded atoms, (bonds, 2)."""
+    return np.array([(a.index, b.index) for a, b in peptide.topology.bonds()])
+
+
+def stereocentres(pairs: np.ndarray) -> np.ndarray:
+    """Atoms with four neighbours and three of them in order, (centres, 4).
+
+    Besides the alpha carbons these are the methyl groups: their hydrogens have names, so they have a hand too.
+    """
+    around: dict[int, list[int]] = {}
+    for a, b in pairs.tolist():
+        around.setdefault(a, []).append(b)
+        around.setdefault(b, []).append(a)
+    return np.array([(atom, *sorted(near)[:3]) for atom, near in sorted(around.items()) if len(near) == 4])
+
+
+def handedness(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """The sign of the volume that three neighbours span with their centre, (rows, centres)."""
+    at = np.asarray(x, dtype=np.float64)[:, centres]
+    a, b, c = np.moveaxis(at[:, :, 1:] - at[:, :, :1], 2, 0)
+    return np.sign((np.cross(a, b) * c).sum(-1))
+
+
+def left_handed(x: np.ndarray, centres: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mirror images turned back into the hand of the reference, and which rows are neither (mixed hands).
+
+    A network that knows distances only draws both hands equally often. The energy does not tell them apart either, so
+    mirroring is exact; a molecule with some centres of either hand is an error of the model and is counted.
+    """
+    same = handedness(x, centres) == handedness(reference[None], centres)
+    mirrored = same.mean(1) < 0.5
+    mixed = ~(same.all(1) | ~same.any(1))
+    return np.where(mirrored[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x), mixed
+
+
+def distances(x: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
+    """Interatomic distances, (rows, pairs), of all pairs if none are given."""
+    if pairs is None:
+        pairs = np.array(list(combinations(range(x.shape[1]), 2)))
+    return np.linalg.norm(x[:, pairs[:, 0]] - x[:, pairs[:, 1]], axis=-1)
+
+
+def aligned(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Each row centred and turned (never mirrored) onto the reference with the least squared distance (Kabsch)."""
+    x = np.asarray(x, dtype=np.float64)
+    x, reference = x - x.mean(1, keepdims=True), reference - reference.mean(0)
+    u, _, v = np.linalg.svd(np.einsum("rai,aj->rij", x, reference))
+    flip = np.ones((len(x), 3))
+    flip[:, 2] = np.sign(np.linalg.det(u @ v))
+    return x @ (u * flip[:, None]) @ v
