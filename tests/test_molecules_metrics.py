@@ -73,16 +73,16 @@ def truth():
     """phi jumps seldom, psi at every frame: the slow direction is phi."""
     rng = np.random.default_rng(0)
     phi = np.repeat(rng.choice([-80.0, -80.0, -80.0, 60.0], 150), 20)
-    return metrics.Truth(peptide("dipeptide"), [torsions(3000, phi, rng)])
+    return metrics.Truth(peptide("dipeptide"), 300.0, [torsions(3000, phi, rng)])
 
 
 def test_free_energy_of_known_populations(truth):
     p = metrics.basins(truth.frames, truth.peptide.atoms)[:, 0].mean()
     known = -GAS_CONSTANT * 300 * np.log(p / (1 - p))
-    assert abs(metrics.free_energy(truth.frames, truth.peptide) - known) < 1e-9
+    assert abs(metrics.free_energy(truth.frames, truth.peptide, 300.0) - known) < 1e-9
     assert 1.5 < known < 4.5  # about 1 to 3: kT log 3 = 2.74
     lonely = truth.frames[metrics.basins(truth.frames, truth.peptide.atoms)[:, 0] == 0]
-    assert metrics.free_energy(lonely, truth.peptide) == np.inf
+    assert metrics.free_energy(lonely, truth.peptide, 300.0) == np.inf
 
 
 def test_the_slow_plane_finds_the_slow_torsion(truth):
@@ -92,7 +92,7 @@ def test_the_slow_plane_finds_the_slow_torsion(truth):
     between = abs(first[positive].mean() - first[~positive].mean())
     within = max(first[positive].std(), first[~positive].std())
     assert between > 10 * within
-    shuffled = metrics.Truth(truth.peptide, [truth.frames[np.random.default_rng(1).permutation(3000)]])
+    shuffled = metrics.Truth(truth.peptide, 300.0, [truth.frames[np.random.default_rng(1).permutation(3000)]])
     first = shuffled.plane(truth.frames)[:, 0]
     between = abs(first[positive].mean() - first[~positive].mean())
     assert between < 10 * max(first[positive].std(), first[~positive].std())  # without time there is nothing slow
@@ -100,7 +100,7 @@ def test_the_slow_plane_finds_the_slow_torsion(truth):
 
 def test_pieces_shorter_than_the_lag_are_refused(truth):
     with pytest.raises(InputError, match="more than 8 continuous frames"):
-        metrics.Truth(truth.peptide, [truth.frames[:6]])
+        metrics.Truth(truth.peptide, 300.0, [truth.frames[:6]])
 
 
 def test_halves_of_the_truth_are_near_and_a_missing_basin_is_far(truth):

@@ -15,6 +15,7 @@ from crepe_diffusion.errors import InputError
 from crepe_diffusion.experiments.molecules.peptides import PEPTIDES, peptide
 
 DATA = Path("data/molecules")
+RUNS = Path("runs/molecules")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,6 +43,20 @@ def main(argv: list[str] | None = None) -> int:
     sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_train)
+
+    sub = commands.add_parser("temper", parents=[shared], help="sample cold by every method; goes on where it was left")
+    sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--rows", type=int, default=50_000 * 201, help="network evaluations of each method and seed")
+    sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
+    sub.add_argument("--threads", type=int, default=1)
+    sub.set_defaults(command=_temper)
+
+    sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
+    sub.set_defaults(command=_report)
 
     given = parser.parse_args(argv)
     try:
@@ -123,6 +138,36 @@ def _train(given: argparse.Namespace) -> int:
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
     for line in model.train_model(frames, folder, chosen.name, model.NETWORKS[given.network], settings, about):
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
+    return 0
+
+
+def _temper(given: argparse.Namespace) -> int:
+    import torch
+
+    from crepe_diffusion.experiments.molecules import model, tempering
+
+    torch.set_num_threads(given.threads)
+    chosen = peptide(given.peptide)
+    folder = given.out or RUNS / chosen.name
+    methods = tuple(given.methods or tempering.METHODS)
+    budget = tempering.Budget(rows=given.rows)
+    began = time.monotonic()
+    trained = model.load(given.weights or chosen.name)
+    for path in tempering.temper(trained, chosen.beta, folder, budget, tuple(given.seeds), methods):
+        print(f"{time.monotonic() - began:8.0f} s  {path}", flush=True)
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules import data, report
+    from crepe_diffusion.experiments.molecules.metrics import Truth
+
+    chosen = peptide(given.peptide)
+    folder = given.out or RUNS / chosen.name
+    cold, hot = (Truth(chosen, t, data.load(given.data, chosen, t)) for t in (chosen.cold, chosen.hot))
+    rows = report.rows_of(cold, hot, folder, given.samples, lambda name: print(f"measuring: {name}", flush=True))
+    report.write(rows, cold, folder)
+    print(report.table(rows, chosen))
     return 0
 
 

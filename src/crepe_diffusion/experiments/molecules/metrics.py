@@ -53,11 +53,11 @@ def mmd(a: np.ndarray, b: np.ndarray, bandwidth: float) -> float:
     return float(np.sqrt(max(0.0, mean_kernel(a, a) + mean_kernel(b, b) - 2 * mean_kernel(a, b))))
 
 
-def free_energy(x: np.ndarray, peptide: Peptide) -> float:
-    """`F(phi > 0) - F(phi <= 0)` in kJ/mol at the cold temperature; infinite where one side is empty."""
+def free_energy(x: np.ndarray, peptide: Peptide, temperature: float) -> float:
+    """`F(phi > 0) - F(phi <= 0)` in kJ/mol; infinite where one side is empty."""
     p = basins(x, peptide.atoms)[:, 0].mean()
     with np.errstate(divide="ignore"):
-        return float(-GAS_CONSTANT * peptide.cold * (np.log(p) - np.log1p(-p)))
+        return float(-GAS_CONSTANT * temperature * (np.log(p) - np.log1p(-p)))
 
 
 def torsion_features(x: np.ndarray, peptide: Peptide) -> np.ndarray:
@@ -69,12 +69,13 @@ def torsion_features(x: np.ndarray, peptide: Peptide) -> np.ndarray:
 
 @dataclass
 class Truth:
-    """Cold dynamics, and all that metrics fit on it: the slow torsional plane, its bandwidth, a reference molecule.
+    """Dynamics at one temperature, and what metrics fit on it: the slow torsional plane, its bandwidth, a reference.
 
     `trajectories` are (frames, atoms, 3), of which every `BLOCK` frames are continuous in time.
     """
 
     peptide: Peptide
+    temperature: float
     trajectories: list[np.ndarray]
     frames: np.ndarray = field(init=False)
     bandwidth: float = field(init=False)
@@ -116,7 +117,7 @@ def evaluate(
         "distance TVD": total_variation(distances(x), distances(y)),
         "W2": w2(aligned(x, truth.reference), aligned(y, truth.reference)),
         "TICA MMD": mmd(truth.plane(x), truth.plane(y), truth.bandwidth),
-        "dF": free_energy(y, peptide) - free_energy(x, peptide),
+        "dF": free_energy(y, peptide, truth.temperature) - free_energy(x, peptide, truth.temperature),
     }
 
 
