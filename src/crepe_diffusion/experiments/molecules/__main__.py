@@ -127,6 +127,7 @@ def _train(given: argparse.Namespace) -> int:
     import torch
 
     from crepe_diffusion.experiments.molecules import data, model
+    from crepe_diffusion.experiments.molecules.geometry import bonds, stereocentres
 
     torch.set_num_threads(given.threads)
     chosen = peptide(given.peptide)
@@ -136,7 +137,9 @@ def _train(given: argparse.Namespace) -> int:
     settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch)
     folder = given.out or given.data / chosen.name / "training"
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
-    for line in model.train_model(frames, folder, chosen.name, model.NETWORKS[given.network], settings, about):
+    centres = stereocentres(bonds(chosen))
+    network = model.NETWORKS[given.network]
+    for line in model.train_model(frames, folder, chosen.name, network, settings, centres, about):
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
     return 0
 

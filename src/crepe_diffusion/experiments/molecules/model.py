@@ -32,12 +32,13 @@ NETWORKS: dict[str, dict[str, Any]] = {
 SETTINGS = Settings(n_steps=60_000, batch=512, rate=1e-3, noise_mean=-3.6, noise_std=1.8, average=0.9995)
 
 
-def build(network: dict[str, Any], n_atoms: int, sigma_data: float) -> EDM:
+def build(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None = None) -> EDM:
+    """The untrained denoiser; `centres` (centre and three neighbours) are what tells it left from right."""
     sizes = {"n_layers": network["n_layers"], "width": network["width"]}
     if network["kind"] == "egnn":
         return EDM(EGNN(n_atoms, **sizes), sigma_data)
     if network["kind"] == "pairs":
-        return EDM(PairForces(n_atoms, sigma_data, **sizes), sigma_data)
+        return EDM(PairForces(n_atoms, sigma_data, centres=centres, **sizes), sigma_data)
     raise InputError(f'the kind of a network must be "pairs" or "egnn", got {network["kind"]!r}')
 
 
@@ -47,6 +48,7 @@ def train_model(
     name: str,
     network: dict[str, Any],
     settings: Settings = SETTINGS,
+    centres: np.ndarray | None = None,
     about: dict[str, str] | None = None,
     every: int = 500,
 ) -> Iterator[dict[str, float]]:
@@ -54,7 +56,7 @@ def train_model(
     training, validation = (torch.from_numpy(f).float() for f in frames)
     sigma_data = float(training.std())
     torch.manual_seed(settings.seed)  # the network's first weights
-    model = build(network, training.shape[1], sigma_data)
+    model = build(network, training.shape[1], sigma_data, None if centres is None else torch.from_numpy(centres))
     if isinstance(model.network, PairForces):
         model.network.fit(training)
 
@@ -81,7 +83,7 @@ def load(name: str | Path) -> Denoiser:
         path = Path(str(files("crepe_diffusion.experiments.molecules") / "weights")) / f"{name}.safetensors"
     weights, about = load_weights(path)
     n_atoms = int(about["n_atoms"])
-    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]))
+    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), weights.get("network.centres"))
     model.load_state_dict(weights)
     return denoiser(model, n_atoms)
 

@@ -1,11 +1,13 @@
-"""Denoisers of molecules that do not care how the molecule is turned, moved or mirrored.
+"""Denoisers of molecules that do not care how the molecule is turned or moved.
 
-    F_i = sum_j w_ij(|y_k - y_l|, sigma) (y_i - y_j) / |y_i - y_j|,      w_ij = w_ji
+    F = sum_ij w_ij grad d_ij + sum_c w_c grad V_c,      w(d, V, sigma)
 
-The score of a law that is invariant under rigid motions is a sum of such pair forces: its log-density is a function of
-the distances alone, and `w_ij` is the derivative by one of them. `PairForces` lets one network give all `w_ij` from all
-distances, which is cheap because the atoms of one molecule have names and need no permutation symmetry. `EGNN` is the
-graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022).
+`d_ij` are the distances of atoms, `V_c = (a x b) . c` the signed volumes that three neighbours span at a stereocentre.
+The score of a law that is invariant under rigid motions has this form, for its log-density is a function of such
+invariants. `PairForces` lets one network give all `w` from all invariants, which is cheap because the atoms of one
+molecule have names and need no permutation symmetry. Distances alone do not tell mirror images apart, and mixed up the
+hands of one molecule's centres; the volumes do. `EGNN` is the graph network of the paper (Satorras et al. 2021,
+Hoogeboom et al. 2022), which knows distances only.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 __all__ = ["EGNN", "PairForces"]
+
+BOND = 0.12  # nm
 
 
 class NoiseWaves(nn.Module):
@@ -36,29 +40,35 @@ class NoiseWaves(nn.Module):
 
 
 class PairForces(nn.Module):
-    """`n_layers` of `width` units from standardised distances to the strengths of the pair forces.
+    """`n_layers` of `width` units from invariants to the strengths of the forces along them.
 
     A bond is a hundred times stiffer than a torsion, so each distance is measured in its own standard deviation, that
-    of the data and of the noise together: `(d - sqrt(mean^2 + 5.09 sigma^2)) / sqrt(std^2 + 2 sigma^2)`. The mean
-    distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`, whose square is `5.09 sigma^2`.
+    of the data and of the noise together: `(d - sqrt(mean^2 + 16/pi sigma^2)) / sqrt(std^2 + 2 sigma^2)`. The mean
+    distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`. Volumes only have to show their sign;
+    their scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring.
     """
 
     pairs: Tensor
+    centres: Tensor
     mean: Tensor
     std: Tensor
 
-    def __init__(self, n_atoms: int, sigma_data: float, n_layers: int = 5, width: int = 512):
+    def __init__(
+        self, n_atoms: int, sigma_data: float, n_layers: int = 5, width: int = 512, centres: Tensor | None = None
+    ):
         super().__init__()
         pairs = torch.tensor(list(combinations(range(n_atoms), 2)))
         self.register_buffer("pairs", pairs, persistent=False)
+        self.register_buffer("centres", torch.zeros(0, 4, dtype=torch.long) if centres is None else centres)
         self.register_buffer("mean", torch.ones(len(pairs)))
         self.register_buffer("std", torch.ones(len(pairs)))
         self.sigma_data = sigma_data
         self.noise = NoiseWaves()
-        self.first = nn.Linear(len(pairs), width)
+        n_invariants = len(pairs) + len(self.centres)
+        self.first = nn.Linear(n_invariants, width)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers - 1))
         self.shifts = nn.Linear(self.noise.width, 2 * width * n_layers)
-        self.last = nn.Linear(width, len(pairs))
+        self.last = nn.Linear(width, n_invariants)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
@@ -70,17 +80,32 @@ class PairForces(nn.Module):
 
     def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
         sigma = (4 * c_noise).exp()[:, None]
-        total = (sigma**2 + self.sigma_data**2).sqrt()
+        y = y * (sigma**2 + self.sigma_data**2).sqrt()[:, :, None]
         i, j = self.pairs[:, 0], self.pairs[:, 1]
         gap = y[:, i] - y[:, j]
-        d = gap.norm(dim=-1).clamp(min=1e-6)
-        scaled = (d * total - (self.mean**2 + 16 / math.pi * sigma**2).sqrt()) / (self.std**2 + 2 * sigma**2).sqrt()
-        scale, shift = self.shifts(self.noise(c_noise)).reshape(len(y), 2, -1, self.first.out_features).unbind(1)
-        h = silu(self.first(scaled) * (1 + scale[:, 0]) + shift[:, 0])
+        d = gap.norm(dim=-1).clamp(min=1e-7)
+        scaled = (d - (self.mean**2 + 16 / math.pi * sigma**2).sqrt()) / (self.std**2 + 2 * sigma**2).sqrt()
+        at = y[:, self.centres]
+        a, b, c = (at[:, :, 1:] - at[:, :, :1]).unbind(2)
+        bond = (BOND**2 + 4 * sigma**2).sqrt()
+        volume_by_a, volume_by_b, volume_by_c = (torch.linalg.cross(*two) for two in ((b, c), (c, a), (a, b)))
+        volume = (volume_by_c * c).sum(-1) / bond**3
+        w = self._weights(torch.cat([scaled, 2 * volume], 1), c_noise)
+        along, around = w[:, : len(i)] / d, (w[:, len(i) :] / bond**2)[:, :, None]
+        force = gap * along[:, :, None]
+        out = torch.zeros_like(y).index_add(1, i, force).index_add(1, j, -force)
+        for k, push in enumerate((volume_by_a, volume_by_b, volume_by_c), 1):
+            push = push * around
+            out = out.index_add(1, self.centres[:, k], push).index_add(1, self.centres[:, 0], -push)
+        return out
+
+    def _weights(self, invariants: Tensor, c_noise: Tensor) -> Tensor:
+        shifts = self.shifts(self.noise(c_noise)).reshape(len(c_noise), 2, -1, self.first.out_features)
+        scale, shift = shifts.unbind(1)
+        h = silu(self.first(invariants) * (1 + scale[:, 0]) + shift[:, 0])
         for k, layer in enumerate(self.hidden, 1):
             h = h + silu(layer(h) * (1 + scale[:, k]) + shift[:, k])
-        force = gap * (self.last(h) / d)[:, :, None]
-        return torch.zeros_like(y).index_add(1, i, force).index_add(1, j, -force)
+        return self.last(h)
 
 
 class EGNN(nn.Module):
