@@ -51,15 +51,27 @@ def test_torsions_agree_with_mdtraj(helix):
 
 
 def test_mirror_images_are_turned_back_and_mixed_hands_are_named(helix):
+    """A methyl group whose hydrogens were renamed is the same molecule; an alpha carbon of the other hand is not."""
     chosen = peptide("tetrapeptide")
-    centres = geometry.stereocentres(geometry.bonds(chosen))
-    assert len(centres) == 3 + 5  # alpha carbons; methyl groups of three side chains and two caps
-    mixed = helix.copy()
-    a, b = np.argsort(np.linalg.norm(helix - helix[centres[0, 0]], axis=1))[1:3]
-    mixed[[a, b]] = mixed[[b, a]]  # two neighbours of one centre have traded places
-    back, is_mixed = geometry.left_handed(np.stack([helix, mirror(helix), mixed]), centres, helix)
-    assert np.allclose(back[:2], helix)
-    assert is_mixed.tolist() == [False, False, True]
+    pairs = geometry.bonds(chosen)
+    groups = geometry.methyls(pairs)
+    assert len(geometry.stereocentres(pairs)) == 3 + 5  # alpha carbons; methyls of three side chains and two caps
+    assert len(groups) == 5
+    helix = geometry.relabelled(helix[None], groups)[0]
+    renamed, mixed = helix.copy(), helix.copy()
+    renamed[groups[1, [2, 3]]] = helix[groups[1, [3, 2]]]
+    swapped = [chosen.atoms.index("ALA1:HA"), chosen.atoms.index("ALA1:CB")]
+    mixed[swapped] = helix[swapped[::-1]]
+    before = np.stack([helix, mirror(helix), renamed, mixed])
+    back, is_mixed = geometry.same_hand(before, pairs, helix)
+    assert is_mixed.tolist() == [False, False, False, True]
+    assert np.allclose(back[0], helix)
+    assert np.allclose(back[2], helix)
+    assert (geometry.handedness(back, groups) > 0).all()
+    values = energies(chosen, np.concatenate([before, back]))
+    assert np.allclose(values[:3], values[0], atol=1e-6)
+    assert np.allclose(values[4:7], values[0], atol=1e-6)
+    assert abs(values[3] - values[0]) > 1.0
 
 
 def test_energy_does_not_tell_mirror_images_apart(helix):

@@ -11,6 +11,7 @@ import numpy as np
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.experiments.molecules.dynamics import BLOCK, INTERVAL, rungs
+from crepe_diffusion.experiments.molecules.geometry import bonds, methyls, relabelled
 from crepe_diffusion.experiments.molecules.peptides import Peptide
 
 __all__ = ["load", "split"]
@@ -21,20 +22,20 @@ EQUILIBRATION = 500.0  # ps from the start of each trajectory that are left out
 def load(
     data: Path, peptide: Peptide, temperature: float, equilibration: float = EQUILIBRATION, most: float | None = None
 ) -> list[np.ndarray]:
-    """Each trajectory at this temperature, centred, as (frames, atoms, 3) in nm; a whole number of blocks.
+    """Each trajectory at this temperature as (frames, atoms, 3) in nm, a whole number of blocks.
 
-    `most` is the length in ps after which a trajectory is cut, so that two runs may read the same frames while
+    Frames are centred, and the hydrogens of methyl groups named in one sense. `most` is the length in ps after which a trajectory is cut, so that two runs may read the same frames while
     dynamics go on.
     """
     skip = round(equilibration / INTERVAL / BLOCK) * BLOCK
-    out = []
+    out, groups = [], methyls(bonds(peptide))
     for path in rungs(data, peptide, temperature):
         with _silent():
             frames = mdtraj.load_dcd(str(path), top=str(path.with_name("topology.pdb"))).xyz
         end = len(frames) if most is None else round(most / INTERVAL)
         frames = frames[skip : end // BLOCK * BLOCK]
         if len(frames):
-            out.append(frames - frames.mean(1, keepdims=True))
+            out.append(relabelled(frames - frames.mean(1, keepdims=True), groups))
     if not out:
         raise InputError(
             f"the trajectories of the {peptide.name} at {temperature:g} K are shorter than the {equilibration:g} ps "

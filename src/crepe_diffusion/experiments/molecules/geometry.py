@@ -8,7 +8,18 @@ import numpy as np
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["aligned", "backbone", "bonds", "dihedrals", "distances", "handedness", "left_handed", "stereocentres"]
+__all__ = [
+    "aligned",
+    "backbone",
+    "bonds",
+    "dihedrals",
+    "distances",
+    "handedness",
+    "methyls",
+    "relabelled",
+    "same_hand",
+    "stereocentres",
+]
 
 
 def _index(atoms: tuple[str, ...], residue: int, *names: str) -> int:
@@ -52,15 +63,23 @@ def bonds(peptide) -> np.ndarray:  # type: ignore[no-untyped-def]
 
 
 def stereocentres(pairs: np.ndarray) -> np.ndarray:
-    """Atoms with four neighbours and three of them in order, (centres, 4).
+    """Atoms with four neighbours and three of them in order, (centres, 4): alpha carbons and methyl groups."""
+    return np.array([(atom, *near[:3]) for atom, near in _neighbours(pairs).items() if len(near) == 4])
 
-    Besides the alpha carbons these are the methyl groups: their hydrogens have names, so they have a hand too.
-    """
+
+def methyls(pairs: np.ndarray) -> np.ndarray:
+    """Carbons of methyl groups with their hydrogens (the neighbours that have no other), (groups, 4)."""
+    around = _neighbours(pairs)
+    ends = {atom: [n for n in near if len(around[n]) == 1] for atom, near in around.items() if len(near) == 4}
+    return np.array([(atom, *leaves) for atom, leaves in ends.items() if len(leaves) == 3])
+
+
+def _neighbours(pairs: np.ndarray) -> dict[int, list[int]]:
     around: dict[int, list[int]] = {}
     for a, b in pairs.tolist():
         around.setdefault(a, []).append(b)
         around.setdefault(b, []).append(a)
-    return np.array([(atom, *sorted(near)[:3]) for atom, near in sorted(around.items()) if len(near) == 4])
+    return {atom: sorted(near) for atom, near in sorted(around.items())}
 
 
 def handedness(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
@@ -70,16 +89,31 @@ def handedness(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
     return np.sign((np.cross(a, b) * c).sum(-1))
 
 
-def left_handed(x: np.ndarray, centres: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mirror images turned back into the hand of the reference, and which rows are neither (mixed hands).
+def relabelled(x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The same molecules with the hydrogens of every methyl group named in the same sense of rotation.
+
+    Hydrogens are placed at random when a peptide is built, so starts differ in it. The energy does not, but a distance
+    between molecules does.
+    """
+    x = x.copy()
+    for k, (_, _, b, c) in enumerate(groups):
+        rows = np.flatnonzero(handedness(x, groups[k : k + 1])[:, 0] < 0)
+        x[np.ix_(rows, [b, c])] = x[np.ix_(rows, [c, b])]
+    return x
+
+
+def same_hand(x: np.ndarray, pairs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mirror images turned into the hand of the reference, and which rows are neither (alpha carbons of both hands).
 
     A network that knows distances only draws both hands equally often. The energy does not tell them apart either, so
-    mirroring is exact; a molecule with some centres of either hand is an error of the model and is counted.
+    mirroring is exact; a molecule with some alpha carbons of either hand is an error of the model, and is counted.
     """
-    same = handedness(x, centres) == handedness(reference[None], centres)
+    groups = methyls(pairs)
+    alpha = np.array([c for c in stereocentres(pairs) if c[0] not in groups[:, 0]])
+    same = handedness(x, alpha) == handedness(reference[None], alpha)
     mirrored = same.mean(1) < 0.5
-    mixed = ~(same.all(1) | ~same.any(1))
-    return np.where(mirrored[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x), mixed
+    turned = np.where(mirrored[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x)
+    return relabelled(turned, groups), same.any(1) & ~same.all(1)
 
 
 def distances(x: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:

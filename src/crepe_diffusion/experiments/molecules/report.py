@@ -17,8 +17,7 @@ from crepe_diffusion.experiments.molecules.geometry import (
     bonds,
     dihedrals,
     distances,
-    left_handed,
-    stereocentres,
+    same_hand,
 )
 from crepe_diffusion.experiments.molecules.metrics import METRICS, Truth, between_halves, evaluate
 from crepe_diffusion.experiments.molecules.peptides import Peptide, energies
@@ -86,12 +85,12 @@ def rows_of(
     rng = np.random.default_rng(0)
     floor = [between_halves(cold, n, rng) for _ in range(3)]
     rows = [Row(HALVES, cold.frames, floor, 0.0, bond_errors(cold.peptide, *cold.halves), [])]
-    centres = stereocentres(bonds(cold.peptide))
+    pairs = bonds(cold.peptide)
     for name in [m for m in METHODS if m in files]:
         progress(name)
         truth = hot if name == UNTEMPERED else cold
         draws = [load_draws(path) for path in files[name]]
-        turned = [left_handed(d.x.numpy(), centres, truth.reference) for d in draws]
+        turned = [same_hand(d.x.numpy(), pairs, truth.reference) for d in draws]
         samples = np.concatenate([x for x, _ in turned])
         measured = [evaluate(truth, truth.frames, x, n, rng) for x, _ in turned]
         mixed = float(np.concatenate([m for _, m in turned]).mean())

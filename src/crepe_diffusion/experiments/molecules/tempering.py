@@ -30,6 +30,9 @@ from crepe_diffusion.schedules import Ladder
 __all__ = ["METHODS", "UNTEMPERED", "Budget", "Draws", "file_name", "load_draws", "save_draws", "temper"]
 
 
+SHORTEST_ROUND = 10  # iterations: each pair meets five times, the least from which a rejection can be told
+
+
 @dataclass(frozen=True)
 class Budget:
     """What one method may spend: network rows, in how many chains or batches, and how long the ladder is.
@@ -88,7 +91,8 @@ def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, see
     )  # fmt: skip
     pieces = budget.n_adapt + 1 if adapt else 1
     for piece in range(1, pieces + 1):
-        while chain.evaluate.counts.rows < budget.rows * budget.burn_in * piece / pieces:
+        end, least = budget.rows * budget.burn_in * piece / pieces, chain.iteration + SHORTEST_ROUND
+        while chain.evaluate.counts.rows < end or (adapt and chain.iteration < least):
             chain.step()
         if piece < pieces:
             chain.adapt()
