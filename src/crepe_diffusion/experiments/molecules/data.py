@@ -24,8 +24,8 @@ def load(
 ) -> list[np.ndarray]:
     """Each trajectory at this temperature as (frames, atoms, 3) in nm, a whole number of blocks.
 
-    Frames are centred, and the hydrogens of methyl groups named in one sense. `most` is the length in ps after which a trajectory is cut, so that two runs may read the same frames while
-    dynamics go on.
+    Frames are centred, and the hydrogens of methyl groups named in one sense. `most` is the length in ps after which a
+    trajectory is cut, so that two runs may read the same frames while dynamics go on.
     """
     skip = round(equilibration / INTERVAL / BLOCK) * BLOCK
     out, groups = [], methyls(bonds(peptide))
