@@ -24,6 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--peptide", choices=PEPTIDES, default="dipeptide")
     shared.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where trajectories are kept")
+    shared.add_argument(
+        "--equilibration", type=float, default=500.0, metavar="PS", help="left out at the start of each trajectory"
+    )
 
     sub = commands.add_parser("md", parents=[shared], help="molecular dynamics; goes on where it was left")
     sub.add_argument("--temperature", type=float, nargs="+", metavar="K", help="rungs (default: the peptide's own)")
@@ -101,7 +104,7 @@ def _check(given: argparse.Namespace) -> int:
 
     chosen = peptide(given.peptide)
     for temperature in sorted({chosen.cold, chosen.hot}):
-        trajectories = data.load(given.data, chosen, temperature)
+        trajectories = data.load(given.data, chosen, temperature, given.equilibration)
         length = sum(map(len, trajectories)) * INTERVAL / 1000
         print(f"{chosen.name} at {temperature:g} K: {len(trajectories)} trajectories, {length:.1f} ns")
         phi = backbone(chosen.atoms)["phi"]
@@ -133,7 +136,7 @@ def _train(given: argparse.Namespace) -> int:
     chosen = peptide(given.peptide)
     if given.network not in model.NETWORKS:
         raise InputError(f"network must be one of {', '.join(model.NETWORKS)}, got {given.network!r}")
-    frames = data.split(data.load(given.data, chosen, chosen.hot, most=given.ps))
+    frames = data.split(data.load(given.data, chosen, chosen.hot, given.equilibration, given.ps))
     settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch)
     folder = given.out or given.data / chosen.name / "training"
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
@@ -167,7 +170,9 @@ def _report(given: argparse.Namespace) -> int:
 
     chosen = peptide(given.peptide)
     folder = given.out or RUNS / chosen.name
-    cold, hot = (Truth(chosen, t, data.load(given.data, chosen, t)) for t in (chosen.cold, chosen.hot))
+    cold, hot = (
+        Truth(chosen, t, data.load(given.data, chosen, t, given.equilibration)) for t in (chosen.cold, chosen.hot)
+    )
     rows = report.rows_of(cold, hot, folder, given.samples, lambda name: print(f"measuring: {name}", flush=True))
     report.write(rows, cold, folder)
     print(report.table(rows, chosen))

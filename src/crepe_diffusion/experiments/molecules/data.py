@@ -16,11 +16,9 @@ from crepe_diffusion.experiments.molecules.peptides import Peptide
 
 __all__ = ["load", "split"]
 
-EQUILIBRATION = 500.0  # ps from the start of each trajectory that are left out
-
 
 def load(
-    data: Path, peptide: Peptide, temperature: float, equilibration: float = EQUILIBRATION, most: float | None = None
+    data: Path, peptide: Peptide, temperature: float, equilibration: float = 500.0, most: float | None = None
 ) -> list[np.ndarray]:
     """Each trajectory at this temperature as (frames, atoms, 3) in nm, a whole number of blocks.
 
