@@ -61,6 +61,15 @@ def main(argv: list[str] | None = None) -> int:
     sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
     sub.set_defaults(command=_report)
 
+    sub = commands.add_parser("subset", parents=[shared], help="a few blocks of frames, as shipped for the tiny preset")
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR")
+    sub.add_argument("--blocks", type=int, default=25, help="of 20 frames, at each temperature")
+    sub.set_defaults(command=_subset)
+
+    sub = commands.add_parser("tiny", help="everything after dynamics in small, from what is shipped: under a minute")
+    sub.add_argument("--out", type=Path, default=RUNS / "tiny", metavar="DIR")
+    sub.set_defaults(command=_tiny)
+
     given = parser.parse_args(argv)
     try:
         return given.command(given)
@@ -176,6 +185,25 @@ def _report(given: argparse.Namespace) -> int:
     rows = report.rows_of(cold, hot, folder, given.samples, lambda name: print(f"measuring: {name}", flush=True))
     report.write(rows, cold, folder)
     print(report.table(rows, chosen))
+    return 0
+
+
+def _subset(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules import data
+
+    chosen = peptide(given.peptide)
+    for path in data.subset(given.data, chosen, given.out, given.blocks, given.equilibration):
+        print(path)
+    return 0
+
+
+def _tiny(given: argparse.Namespace) -> int:
+    import torch
+
+    from crepe_diffusion.experiments.molecules import tiny
+
+    torch.set_num_threads(1)
+    print(tiny.run(given.out))
     return 0
 
 

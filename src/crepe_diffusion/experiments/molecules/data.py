@@ -10,11 +10,12 @@ import mdtraj
 import numpy as np
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.experiments.molecules import trajectory
 from crepe_diffusion.experiments.molecules.dynamics import BLOCK, INTERVAL, rungs
 from crepe_diffusion.experiments.molecules.geometry import bonds, methyls, relabelled
 from crepe_diffusion.experiments.molecules.peptides import Peptide
 
-__all__ = ["load", "split"]
+__all__ = ["load", "split", "subset"]
 
 
 def load(
@@ -47,6 +48,26 @@ def split(trajectories: list[np.ndarray], share: float = 0.05) -> tuple[np.ndarr
     cuts = [round(len(t) * (1 - share)) for t in trajectories]
     train = np.concatenate([t[:cut] for t, cut in zip(trajectories, cuts, strict=True)])
     return train, np.concatenate([t[cut:] for t, cut in zip(trajectories, cuts, strict=True)])
+
+
+def subset(data: Path, peptide: Peptide, folder: Path, n_blocks: int, equilibration: float = 500.0) -> list[Path]:
+    """Blocks from all over the hot and the cold trajectories, in a folder that `load` reads; the files written."""
+    here = folder / peptide.name / "walker-0"
+    here.mkdir(parents=True, exist_ok=True)
+    first = rungs(data, peptide, peptide.cold)[0].with_name("topology.pdb")
+    written = [here / "topology.pdb"]
+    written[0].write_bytes(first.read_bytes())
+    for rung, temperature in enumerate((peptide.cold, peptide.hot)):
+        frames = np.concatenate(load(data, peptide, temperature, equilibration))
+        blocks = frames.reshape(-1, BLOCK, *frames.shape[1:])
+        if len(blocks) < n_blocks:
+            raise InputError(f"{n_blocks} blocks are wanted at {temperature:g} K, and there are {len(blocks)}")
+        chosen = blocks[np.linspace(0, len(blocks) - 1, n_blocks).astype(int)]
+        path = here / f"{rung}-{temperature:g}K.dcd"
+        path.unlink(missing_ok=True)
+        trajectory.append(path, chosen.reshape(-1, *frames.shape[1:]), INTERVAL)
+        written.append(path)
+    return written
 
 
 @contextmanager
