@@ -40,7 +40,7 @@ lint: $(READY) ## check style, formatting and the direction of imports
 types: $(READY) ## check types
 	$(BIN)/mypy
 
-bench: $(READY) ## time the samplers
+bench: $(READY) ## time the samplers, and what a run in a folder costs besides
 	$(RUN).bench
 
 tables: $(READY) ## compare the kernels with one another

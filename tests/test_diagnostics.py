@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import brentq
 from scipy.signal import lfilter
+from scipy.special import expit
 from scipy.stats import norm
 
 import crepe_diffusion as cd
@@ -232,9 +235,46 @@ def test_bar_solves_its_equation(spread):
     z = STREAM.at("bar").normal((400, 8))
     down, up = 50 + spread * z[:, :4] - spread**2 / 2, 50 + spread * z[:, 4:] + spread**2 / 2
     down[::10] = -math.inf
-    c = _bar(down, up)
+    c = _bar([down], [up])[0]
     left, right = (1 / (1 + (c - down).exp())).mean(0), (1 / (1 + (up - c).exp())).mean(0)
     torch.testing.assert_close(left, right, atol=1e-9, rtol=0)
+
+
+def test_the_error_of_log_z_is_the_jackknife_of_its_definition():
+    """Every replicate solved on its own, by a root finder that knows nothing of Newton's steps."""
+    z = STREAM.at("jackknife").normal((70, 3, 8))
+    spread = f64([0.1, 1.0, 3.0, 12.0])
+    down, up = (5 + s * spread**2 / 2 + spread * v for s, v in ((-1, z[..., :4]), (1, z[..., 4:])))
+    down[::9, 0, 2] = -math.inf
+    d = filled(down, up)
+    down, up = (w.numpy() for w in d.works())
+
+    def bennett(rows, m):
+        w, v = down[rows, :, m].ravel(), up[rows, :, m].ravel()
+        return brentq(lambda c: expit(w - c).mean() - expit(c - v).mean(), -1e3, 1e3, xtol=1e-13, rtol=1e-14)
+
+    parts = np.array_split(np.arange(70), 16)
+    left_out = np.array([sum(bennett(np.setdiff1d(np.arange(70), part), m) for m in range(4)) for part in parts])
+    estimate = d.log_z("bar")
+    assert estimate.value == pytest.approx(sum(bennett(np.arange(70), m) for m in range(4)), abs=1e-9)
+    assert estimate.error == pytest.approx(math.sqrt(15 * left_out.var()), rel=1e-8)
+
+
+@pytest.mark.parametrize("method", ["forward", "backward", "bar"])
+def test_a_pair_without_a_possible_path_has_no_finite_log_z(method):
+    z = STREAM.at("impossible").normal((40, 2, 4))
+    down, up = z[..., :2].clone(), z[..., 2:].clone()
+    down[..., 0] = -math.inf
+    estimate = filled(down, up).log_z(method)
+    if method == "backward":  # these paths are possible
+        assert math.isfinite(estimate.value)
+    else:
+        assert estimate.value == -math.inf
+        assert math.isnan(estimate.error)
+    down[3, 0, 0] = 0.5  # one path of 80: a value, and an error only where every block has its own
+    estimate = filled(down, up).log_z(method)
+    assert math.isfinite(estimate.value)
+    assert math.isfinite(estimate.error) == (method == "backward")
 
 
 def test_acceptance_of_each_pair_is_its_closed_form():
@@ -303,10 +343,21 @@ def test_wilson_intervals_cover(a):
 
 def test_wilson_intervals_of_certain_outcomes_are_not_points():
     z2 = 1.96**2
-    low, high = coin_flips(0, 2.0).acceptance_interval()[0].tolist()
-    assert (low, high) == pytest.approx((80 / (80 + z2), 1.0))
-    low, high = coin_flips(0, -1.0).acceptance_interval()[0].tolist()
-    assert (low, high) == pytest.approx((0.0, z2 / (80 + z2)))
+    for n in (3, 80, 81):
+        low, high = coin_flips(0, 2.0, n).acceptance_interval()[0].tolist()
+        assert (low, high) == pytest.approx((n / (n + z2), 1.0))
+        low, high = coin_flips(0, -1.0, n).acceptance_interval()[0].tolist()
+        assert (low, high) == pytest.approx((0.0, z2 / (n + z2)))
+
+
+def test_wilson_intervals_of_several_pairs_are_those_of_each():
+    d = crooks(1, memory=0.6)
+    a, z2 = d.acceptance_series(), 1.96**2
+    for m, (low, high) in enumerate(d.acceptance_interval().tolist()):
+        p, n = float(a[..., m].mean()), cd.ess(a[..., m])
+        for bound in (low, high):  # Wilson's bounds are where the mean is z standard errors away
+            assert (p - bound) ** 2 == pytest.approx(z2 * bound * (1 - bound) / n, rel=1e-9)
+        assert low < p < high
 
 
 # -- memory --------------------------------------------------------------------------------------------------
@@ -381,6 +432,21 @@ def test_ess_of_an_autoregression_is_its_closed_form(phi, n_chains):
 
     check(phi)
     refuted(check, phi + (0.03 if phi > 0.8 else 0.12))
+
+
+@pytest.mark.parametrize("n_draws", [4, 5, 6, 7, 9, 30, 31, 1000])
+def test_ess_is_that_of_arviz(n_draws):
+    """Short and long, few chains and many, with correlations of both signs, a drift, and chains that differ."""
+    from arviz_stats.base.array import array_stats
+
+    for n_chains in (1, 2, 5):
+        for phi in (-0.9, 0.0, 0.5, 0.99):
+            x = autocorrelated(STREAM.at("arviz", n_chains, str(phi)).normal((n_draws, n_chains)), phi)
+            drift, apart = torch.linspace(0, 3, n_draws)[:, None], torch.arange(n_chains)
+            for values in (x, x + drift, x + apart, (x > 0.5).double(), 1e6 + x):
+                if float(values.std()):
+                    wanted = array_stats.ess(values.T.numpy(), chain_axis=0, draw_axis=1, method="mean")
+                    assert cd.ess(values) == pytest.approx(float(wanted), rel=1e-6)
 
 
 def test_ess_knows_that_repeated_draws_are_no_new_ones():

@@ -413,7 +413,8 @@ def test_the_mean_jacobian_is_one_minus_the_scaled_information():
 
     def check(c):
         expected = (f64([0.4, 1.6])[:, None] * slopes).sum(0) / 2.0
-        torch.testing.assert_close(process.jacobian(TIMES[1:5], Law(c, c, 0.0, 1.0)), expected, atol=1e-7, rtol=0)
+        pulled = process.pull_back(torch.ones(4, 1, dtype=torch.float64), TIMES[1:5], Law(c, c, 0.0, 1.0))
+        torch.testing.assert_close(pulled[:, 0], expected, atol=1e-7, rtol=0)
 
     check((0.4, 1.6))
     refuted(check, (1.6, 0.4))

@@ -87,3 +87,12 @@ def test_bench_counts_rows_and_time() -> None:
         timing = bench.measure(case, n_warm_up=1)
         assert 0 < timing.network < timing.seconds
         assert 0 < timing.random < timing.seconds - timing.network
+
+
+def test_bench_writes_the_part_that_was_measured_and_keeps_the_other(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "bench.md"
+    store = [["run", "store"], ["60 s", "1.00%"]]
+    bench.write_docs({"iterations": [["network"], ["first"]], "store": store}, path)
+    both = path.read_text()
+    bench.write_docs({"iterations": [["network"], ["second"]]}, path)
+    assert path.read_text() == both.replace("| first |", "| second |")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor
 
 import crepe_diffusion as cd
 from crepe_diffusion.experiments import builtin
-from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files
+from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files, rows, stopping
 from crepe_diffusion.run.folder import problems, status
 from crepe_diffusion.run.log import chain_lines
+from crepe_diffusion.run.store import Column, Store, read_store
 from run_worker import assert_same_run
 
 NAMES = [name.replace("_", "-") for name in builtin.__all__]
@@ -359,6 +361,34 @@ def test_stop_rules(tmp_path: Path) -> None:
         assert run.chain.iteration == n
 
 
+def test_a_constant_scalar_does_not_keep_the_ess_rule_from_firing(tmp_path: Path) -> None:
+    scalars = {"x": lambda x: x[:, 0], "flat": lambda x: 0 * x[:, 0]}
+    ladder = cd.ladder.karras(4, 0.05, 20.0)
+    with Run(tmp_path / "run", mixture(), ladder, n_chains=2, fit_samples=16, scalars=scalars) as run:
+        assert run.run(ess=12.0, iterations=5000).reason == "ess = 12"
+        assert 12 <= run.ess() == run.ess_seen
+    last = [line for line in chain_lines(tmp_path / "run/log.txt") if "effective sample size" in line][-1]
+    assert last.endswith(f"effective sample size {run.ess_seen:.1f}, without flat: constant so far")
+
+
+@pytest.mark.parametrize("chosen", [None, "flat"])
+def test_an_ess_rule_that_cannot_be_met_says_so(
+    chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "MOST_CONSTANT_DRAWS", 50)
+    scalars = {"flat": lambda x: 0 * x[:, 0], "odd": lambda x: x[:, 0] if chosen else 0 * x[:, 0] + 1}
+    ladder = cd.ladder.karras(4, 0.05, 20.0)
+    with Run(tmp_path / "run", mixture(), ladder, fit_samples=16, scalars=scalars) as run:
+        # Another rule will end it: a line in the log is enough.
+        assert run.run(ess=12.0, ess_scalar=chosen, iterations=60).reason == "iterations = 60"
+        assert "the rule ess = 12 cannot be met: constant in all of 51 draws" in (tmp_path / "run/log.txt").read_text()
+        with pytest.raises(cd.InputError, match=r"cannot be met: constant in all of \d+ draws are flat"):
+            run.run(ess=12.0, ess_scalar=chosen)
+        n = run.chain.iteration
+        assert run.run(iterations=n + 2).finished
+    assert RunData.read(tmp_path / "run").n_draws == n + 2
+
+
 def test_progress_is_told(tmp_path: Path) -> None:
     seen = []
     with Run.start(tmp_path / "run", small()) as run:
@@ -409,6 +439,53 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert run.chain.iteration == 4
         run.run(iterations=9)
     assert_same_run(tmp_path / "full", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("wanted", "most"), [(0.001, 1), (0.0, 10**6)], ids=["now and then", "always"])
+def test_on_a_slow_disk_readers_wait_and_not_the_chain(wanted: float, most: int, tmp_path: Path) -> None:
+    """A flush of 20 ms may come every 2 s; at every iteration if that was asked for."""
+    n_flushes = 0
+    with Run.start(tmp_path / "run", small(output={"flush_seconds": wanted})) as run:
+        flush = run.store.flush
+
+        def slow(*, arrays: bool = True) -> None:
+            nonlocal n_flushes
+            n_flushes += not arrays  # the last one belongs to the checkpoint
+            time.sleep(0.02)
+            flush(arrays=arrays)
+
+        run.store.flush = slow  # type: ignore[method-assign]
+        run.run(iterations=8)
+    assert n_flushes == min(8, most)
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (3, 5), (4, 21), (16, 3)])
+def test_the_trace_does_not_depend_on_how_many_rows_are_made_at_once(shape: tuple[int, int]) -> None:
+    """After a crash rows are written again, in other company."""
+    stream, steps = cd.Stream(1), []
+    for n in range(1, 101):
+        work = 30 * stream.at(n).normal(shape)
+        work[:, 0] = [math.nan, -math.inf, math.inf, 0.0][n % 4]
+        active = torch.arange(1, shape[1]) % 2 == n % 2
+        level = torch.arange(shape[1]).expand(shape).roll(n, 1)
+        steps.append(rows.Step(n, 0.1 * n, 10 * n, work, active, level, stream.at(n, 1).uniform(shape) < 0.3))
+    whole = rows.trace_rows(steps)
+    for size in (1, 7, 64):
+        parts = [rows.trace_rows(steps[i : i + size]) for i in range(0, 100, size)]
+        for name, values in whole.items():
+            assert np.concatenate([part[name] for part in parts]).tobytes() == values.tobytes(), name
+    assert np.array_equal(np.isnan(whole["acceptance"]), ~np.stack([s.active for s in steps]))
+
+
+def test_rows_given_together_are_spread_over_blocks(tmp_path: Path) -> None:
+    wide = np.arange(50.0)[:, None] + np.arange(8192) / 8192
+    store = Store(tmp_path, {"x": Column("float64")}, {"wide": Column("float64", (8192,), ("i",))})
+    store.create()
+    assert store.trace.block == 16
+    for first, last in ((0, 7), (7, 16), (16, 49), (49, 50)):
+        store.trace.extend({"wide": wide[first:last]})
+    store.flush()
+    assert np.array_equal(read_store(tmp_path)[1]["wide"], wide)
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------

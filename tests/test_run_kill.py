@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-import crepe_diffusion as cd
 import run_worker
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.experiments import bench
 from crepe_diffusion.run import DamagedError, Run, RunData
 from crepe_diffusion.run.folder import problems
 from run_worker import SERVER, assert_same_run
@@ -162,14 +162,14 @@ def test_damage_is_named_or_harmless(reference: Path, tmp_path: Path) -> None:
 
 def watch(tmp_path: Path, n_reads: int, n_iterations: int, n_kills: int = 0) -> int:
     """Read a run while it is written (and killed and resumed): always a prefix of what it will be."""
-    folder, kept, previous, child = tmp_path / "watched", [], 0, None
+    folder, kept, previous, longest, child = tmp_path / "watched", [], 0, 0, None
     reads = 0
-    deadline = time.monotonic() + 600
-    while reads < n_reads and time.monotonic() < deadline:
+    while reads < n_reads:
         if child is None or child.exitcode is not None:
-            if child is not None and child.exitcode == 0 and not n_kills:
+            if child is not None and child.exitcode == 0:
                 break
-            child = SERVER.Process(target=run_worker.endless, args=(folder, n_iterations))
+            assert child is None or child.exitcode == -9
+            child = SERVER.Process(target=run_worker.endless, args=(folder, n_iterations), daemon=True)
             child.start()
         if not (folder / "checkpoints" / "00000000").exists() and not previous:
             time.sleep(0.005)
@@ -184,12 +184,14 @@ def watch(tmp_path: Path, n_reads: int, n_iterations: int, n_kills: int = 0) -> 
         assert data.diagnostics.n_iterations <= n
         if not n_kills:
             assert n >= previous
-        previous = n
+        previous, longest = n, max(longest, n)
         kept.append(data.x[-3:].copy())
         if n_kills and reads % (n_reads // (n_kills + 1)) == 0:
             child.kill()
-    child.join(120)
-    run_worker.endless(folder, n_iterations)
+            child.join()
+    child.kill()
+    child.join()
+    run_worker.endless(folder, longest)
     final = RunData.read(folder).x
     values = {row.tobytes() for row in final}
     assert all(row.tobytes() in values for rows in kept for row in rows)
@@ -202,8 +204,10 @@ def test_readers_never_see_a_torn_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_thousands_of_reads(tmp_path: Path) -> None:
-    reads = watch(tmp_path, 5000, 20000) + watch(tmp_path / "killed", 1000, 20000, n_kills=10)
-    print(f"{reads} reads")
+    # The writer never comes to its end: as slow as the machine may be, all reads fall into its time.
+    assert watch(tmp_path, 5000, 10**9) == 5000
+    assert watch(tmp_path / "killed", 1000, 10**9, n_kills=10) == 1000
+    print("6000 reads, 1000 of them across 10 kills")
 
 
 # -- memory and time -----------------------------------------------------------------------------------------------
@@ -211,9 +215,9 @@ def test_thousands_of_reads(tmp_path: Path) -> None:
 
 def growth(tmp_path: Path, counts: list[int]) -> float:
     results = SERVER.Queue()
-    child = SERVER.Process(target=run_worker.measure_memory, args=(tmp_path / "run", counts, results))
+    child = SERVER.Process(target=run_worker.measure_memory, args=(tmp_path / "run", counts, results), daemon=True)
     child.start()
-    first, *_, last = (results.get(timeout=600) for _ in counts)
+    first, *_, last = (results.get(timeout=3600) for _ in counts)
     child.join()
     print(f"{first / 2**20:.1f} MiB after {counts[0]} iterations, {last / 2**20:.1f} MiB after {counts[-1]}")
     return last / first - 1
@@ -230,41 +234,8 @@ def test_memory_is_flat_over_ten_thousand_iterations(tmp_path: Path) -> None:
     assert growth(tmp_path, [1000, 10_000]) < 0.01
 
 
-def small_network() -> cd.models.Denoiser:
-    """Two hidden layers of 256 on 16 dimensions: about as small as a network gets."""
-    torch.manual_seed(0)
-    layers = [torch.nn.Linear(17, 256), torch.nn.SiLU(), torch.nn.Linear(256, 256), torch.nn.SiLU()]
-    net = torch.nn.Sequential(*layers, torch.nn.Linear(256, 16)).requires_grad_(False)
-
-    def denoise(y: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-        s = sigma[:, None]
-        scale = (1 + s * s).sqrt()
-        return y / scale**2 + 0.1 * s / scale * net(torch.cat([y / scale, s.log()], 1))
-
-    return cd.models.Denoiser(denoise, (16,))
-
-
 @pytest.mark.slow
 def test_the_store_costs_little(tmp_path: Path) -> None:
-    """With the default cadences; everything but the sampler's own work counts, the first and last writes too."""
-    ladder = cd.ladder.karras(21, 0.02, 20.0, substeps=2)
-    run = Run(tmp_path / "run", small_network() ** 1.5, ladder, n_chains=4, explorer=cd.Bounce())
-    step, output, sampling = run.chain.step, run.chain.output, 0.0
-
-    def timed(function):
-        def call():
-            nonlocal sampling
-            began = time.perf_counter()
-            out = function()
-            sampling += time.perf_counter() - began
-            return out
-
-        return call
-
-    run.chain.step, run.chain.output = timed(step), timed(output)
-    began = time.perf_counter()
-    run.run(seconds=60)
-    total = time.perf_counter() - began
-    n = run.chain.iteration
-    print(f"{(1 - sampling / total):.2%} of {total:.0f} s, {n} iterations of {1e3 * sampling / n:.1f} ms")
-    assert 1 - sampling / total < 0.02
+    cost = bench.store_cost(tmp_path / "run")
+    print(cost)
+    assert cost.share < 0.02

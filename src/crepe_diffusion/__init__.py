@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from crepe_diffusion import models, processes
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
 from crepe_diffusion.errors import InputError, NonFiniteError
-from crepe_diffusion.kernels import Bounce, Langevin, Metropolis
+from crepe_diffusion.kernels import Bounce, Langevin, Metropolis, Restitch
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers import SMC, Guidance, ReplicaExchange, equal_rejection, fit_information
 from crepe_diffusion.schedules import Ladder, anneal, ladder
@@ -38,6 +38,7 @@ __all__ = [
     "NonFiniteError",
     "Proposal",
     "ReplicaExchange",
+    "Restitch",
     "Reward",
     "Run",
     "RunData",

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_argument("--seconds", type=float, metavar="S", help="seconds of running, over all sessions")
     rules.add_argument("--evaluations", type=int, metavar="N", help="network rows")
     rules.add_argument("--ess", type=float, metavar="N", help="effective sample size")
-    rules.add_argument("--ess-scalar", metavar="NAME", help="of this scalar (default: of every one)")
+    rules.add_argument("--ess-scalar", metavar="NAME", help="of this scalar (default: of every one that varies)")
     stop.add_argument("--no-report", action="store_true", help="do not write report.html at the end")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 

@@ -11,6 +11,7 @@ Memory does not grow with the run: series are thinned by two whenever they fill 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,13 +35,42 @@ class Estimate:
 
 
 def ess(values: Tensor) -> float:
-    """Effective sample size of a scalar, given as (draws, chains), by ArviZ; a constant one has none."""
+    """Effective sample size of the mean of a scalar, given as (draws, chains); a constant one has none."""
     array = _chains_first(values)
     if array.std() == 0 or array.shape[1] < 4:
         return 0.0
-    from arviz_stats.base.array import array_stats
+    return float(_effective(array[None])[0])
 
-    return float(array_stats.ess(array, chain_axis=0, draw_axis=1, method="mean"))
+
+def _effective(x: np.ndarray) -> np.ndarray:
+    """ESS of several scalars, (scalars, chains, draws): Geyer's monotone sequence over split chains.
+
+    The numbers are ArviZ's (Vehtari et al. 2021). It takes them one by one, and its import alone seconds, which a run
+    that looks at its ESS would wait for.
+    """
+    half = x.shape[2] // 2
+    x = np.concatenate([x[..., :half], x[..., -half:]], axis=1)
+    n_chains, n = x.shape[1:]
+    means = x.mean(2)
+    spectrum = np.fft.rfft(x - means[..., None], 1 << (2 * n - 1).bit_length())
+    power = (spectrum.real**2 + spectrum.imag**2).mean(1)
+    covariance = np.fft.irfft(power)[:, :n] / n
+    total = covariance[:, 0] + means.var(1, ddof=1)
+    with np.errstate(invalid="ignore"):  # a constant has no correlation
+        rho = 1 - (covariance[:, :1] * n / (n - 1) - covariance) / total[:, None]
+    rho[:, 0] = 1.0
+    # Pairs of neighbouring lags up to the first that is not positive, and half of that one if its even lag is.
+    most = max(0, (n - 3) // 2)
+    even = rho[:, 0 : 2 * most + 1 : 2]
+    pairs = even + rho[:, 1 : 2 * most + 2 : 2]
+    ends = ~(pairs > 0)
+    last = np.where(ends.any(1), ends.argmax(1), most)[:, None]
+    before = np.arange(most + 1) < last
+    tail, tail_pair = (np.take_along_axis(v, last, 1)[:, 0] for v in (even, pairs))
+    tau = 2 * np.where(before, np.minimum.accumulate(pairs, axis=1), 0).sum(1) - 1
+    tau += np.where((tail > 0) | (tail_pair >= 0), tail, 0)
+    size = n_chains * n
+    return np.where(np.ptp(x, axis=(1, 2)) < 1e-15, size, size / np.maximum(tau, 1 / np.log10(size)))
 
 
 def rhat(values: Tensor) -> float:
@@ -186,7 +216,7 @@ class Diagnostics:
     def acceptance_series(self) -> Tensor:
         """min(1, alpha) of each meeting, (entries, chains, pairs): smoother than counting acceptances."""
         down, up = self.works()
-        return (down - up).nan_to_num(nan=-math.inf).clamp(max=0).exp()
+        return accept_probability(down, up)
 
     def acceptance(self) -> Tensor:
         """Mean acceptance of each pair."""
@@ -195,13 +225,15 @@ class Diagnostics:
 
     def acceptance_interval(self, z: float = 1.96) -> Tensor:
         """Wilson intervals (pairs, 2), with the number of meetings replaced by their effective number."""
-        series, out = self.acceptance_series(), []
-        for m in range(self.n_pairs):
-            p, meetings = float(series[..., m].mean()), float(series[..., m].numel())
-            n = max(1.0, min(ess(series[..., m]) or meetings, meetings))
-            centre, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-            out.append([(centre - half) / (1 + z * z / n), (centre + half) / (1 + z * z / n)])
-        return torch.tensor(out, dtype=torch.float64).reshape(self.n_pairs, 2)
+        series = self.acceptance_series()
+        p, meetings = series.mean((0, 1)), series.shape[0] * series.shape[1]
+        n = torch.full_like(p, max(1.0, meetings))
+        if len(series) >= 4:
+            effective = torch.from_numpy(_effective(series.permute(2, 1, 0).numpy())).clamp(1.0, meetings)
+            varies = (series != series[0, 0]).any(0).any(0)
+            n = torch.where(varies, effective, n)
+        centre, half = p + z * z / (2 * n), z * (p * (1 - p) / n + z * z / (4 * n * n)).sqrt()
+        return torch.stack([centre - half, centre + half], dim=1) / (1 + z * z / n)[:, None]
 
     def barrier(self) -> Estimate:
         """Lambda, the sum of all rejections."""
@@ -237,12 +269,14 @@ class Diagnostics:
         down, up = self.works()
         if len(down) < 4:
             return Estimate(math.nan, math.nan)
-        total = lambda d, u: float(estimators[method](d.flatten(0, 1), u.flatten(0, 1)).sum())  # noqa: E731
-        n_blocks = min(16, len(down))
-        blocks = torch.arange(len(down)) * n_blocks // len(down)
-        left_out = np.array([total(down[blocks != b], up[blocks != b]) for b in range(n_blocks)])
-        error = math.sqrt((n_blocks - 1) / n_blocks * float(((left_out - left_out.mean()) ** 2).sum()))
-        return Estimate(total(down, up), error)
+        n = min(16, len(down))
+        blocks = [[part.flatten(0, 1) for part in works.tensor_split(n)] for works in (down, up)]
+        totals = estimators[method](*blocks).sum(1)
+        left_out = totals[1:]
+        # Without a finite path in some block there is no error that could be stated.
+        finite = bool(left_out.isfinite().all())
+        error = math.sqrt((n - 1) * float(left_out.var(correction=0))) if finite else math.nan
+        return Estimate(float(totals[0]), error)
 
     def summary(self) -> dict[str, object]:
         """The numbers a person looks at first."""
@@ -259,6 +293,11 @@ class Diagnostics:
         }
 
 
+def accept_probability(down: Tensor, up: Tensor) -> Tensor:
+    """min(1, alpha) from the log-works of a pair; a proposal that met something not finite is never accepted."""
+    return (down - up).nan_to_num(nan=-math.inf).clamp(max=0).exp()
+
+
 def mean_of(series: Tensor) -> Estimate:
     """The mean of a series (draws, chains), with the error that its effective sample size allows."""
     if series.numel() < 2:
@@ -268,34 +307,72 @@ def mean_of(series: Tensor) -> Estimate:
     return Estimate(float(series.mean()), error if deviation else 0.0)
 
 
-def _log_mean_exp(w: Tensor) -> Tensor:
-    return w.nan_to_num(nan=-math.inf).logsumexp(0) - math.log(len(w))
+# Each of these takes log-works as blocks of (paths, pairs) and gives log Z_s / Z_t of each pair, (1 + blocks, pairs):
+# from all blocks first, then with each of them left out.
 
 
-def _forward(down: Tensor, up: Tensor) -> Tensor:
+def _leave_one_out(n: int) -> list[list[int]]:
+    return [list(range(n)), *([i for i in range(n) if i != b] for b in range(n))]
+
+
+def _log_mean_exp(blocks: Sequence[Tensor]) -> Tensor:
+    parts = torch.stack([w.logsumexp(0) for w in blocks])
+    sizes = torch.tensor([len(w) for w in blocks])
+    sets = _leave_one_out(len(blocks))
+    return torch.stack([parts[chosen].logsumexp(0) - math.log(int(sizes[chosen].sum())) for chosen in sets])
+
+
+def _forward(down: Sequence[Tensor], up: Sequence[Tensor]) -> Tensor:
     return _log_mean_exp(down)
 
 
-def _backward(down: Tensor, up: Tensor) -> Tensor:
-    return -_log_mean_exp(-up)
+def _backward(down: Sequence[Tensor], up: Sequence[Tensor]) -> Tensor:
+    return -_log_mean_exp([-w for w in up])
 
 
-def _bar(down: Tensor, up: Tensor) -> Tensor:
+def _bar(down: Sequence[Tensor], up: Sequence[Tensor]) -> Tensor:
     """The c at which `E_down[f(c - W)] = E_up[f(W - c)]`, with `f(x) = 1 / (1 + exp(x))` (Bennett 1976).
 
     For any c, `exp(c) E_down[f(c - W)] / E_up[f(W - c)]` equals Z_s / Z_t, and with as many paths down as up the best
     c is that value itself. The difference falls in c: Newton's step where it stays in the bracket, halving elsewhere.
+    A pair none of whose paths down (up) is possible has c = -inf (inf).
     """
-    down, up = down.nan_to_num(nan=-1e30), up.nan_to_num(nan=1e30)
-    low = torch.minimum(down.amin(0), up.amin(0)).clamp(min=-1e6) - 10
-    high = torch.maximum(down.amax(0), up.amax(0)).clamp(max=1e6) + 10
-    c = (down.clamp(low, high).mean(0) + up.clamp(low, high).mean(0)) / 2  # the answer itself for Gaussian works
-    for _ in range(80):
-        a, b = torch.sigmoid(down - c), torch.sigmoid(c - up)
-        difference = a.mean(0) - b.mean(0)
-        low, high = torch.where(difference > 0, c, low), torch.where(difference > 0, high, c)
-        step = c + difference / (a - a.square()).mean(0).add((b - b.square()).mean(0)).clamp(min=1e-300)
-        before, c = c, torch.where((low <= step) & (step <= high), step, (low + high) / 2)
-        if float((c - before).abs().max()) < 1e-10:
-            break
-    return c
+    low = torch.stack([w.amin(0) for w in (*down, *up)]).amin(0).clamp(min=-1e6) - 10
+    high = torch.stack([w.amax(0) for w in (*down, *up)]).amax(0).clamp(max=1e6) + 10
+    possible_down = torch.stack([(w > -math.inf).any(0) for w in down])
+    possible_up = torch.stack([(w < math.inf).any(0) for w in up])
+    everything, *others = _leave_one_out(len(down))
+
+    def sums(c: Tensor, chosen: Sequence[int]) -> Tensor:
+        """Difference and slope of these blocks, (blocks, 2, pairs)."""
+        out = []
+        for i in chosen:
+            a, b = (down[i] - c).sigmoid_(), (c - up[i]).sigmoid_()
+            total_a, total_b = a.sum(0), b.sum(0)
+            slope = total_a - a.square_().sum(0) + total_b - b.square_().sum(0)
+            out.append(torch.stack([total_a - total_b, slope]))
+        return torch.stack(out)
+
+    def solve(c: Tensor, known: Tensor, chosen: Sequence[int]) -> Tensor:
+        """From c, where the sums are known."""
+        left, right = low, high
+        for _ in range(80):
+            difference, slope = known.sum(0)
+            left, right = torch.where(difference > 0, c, left), torch.where(difference > 0, right, c)
+            step = c + difference / slope.clamp(min=1e-300)
+            newton = (left <= step) & (step <= right)
+            before, c = c, torch.where(newton, step, (left + right) / 2)
+            # A step of h changes the slope by less than h of it, so that after Newton's the error is below h^2.
+            moved = (c - before).abs()
+            if bool(((moved < 1e-10) | (newton & (moved < 1e-6))).all()):
+                break
+            known = sums(c, chosen)
+        c = c.where(possible_down[chosen].any(0), -math.inf)
+        return c.where(possible_up[chosen].any(0), c + math.inf)
+
+    n = sum(len(w) for w in (*down, *up))
+    guess = torch.stack([w.clamp(low, high).sum(0) for w in (*down, *up)]).sum(0) / n  # right for Gaussian works
+    full = solve(guess, sums(guess, everything), everything)
+    start = full.clamp(low, high)
+    known = sums(start, everything)
+    return torch.stack([full, *(solve(start, known[chosen], chosen) for chosen in others)])

@@ -6,7 +6,10 @@ Both times come from the same iterations, so the ratio hardly depends on the mac
 networks have random weights: they cost what trained ones cost. A backward pass counts as time inside the network; a
 reward and its own gradient do not. Every iteration must cost exactly `(M + 1) K` network evaluations a chain.
 
+    share of the store  =  1 - time inside the sampler / time of a run in a folder
+
     python -m crepe_diffusion.experiments.bench
+    python -m crepe_diffusion.experiments.bench --only store
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from __future__ import annotations
 import argparse
 import math
 import platform
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +32,7 @@ from torch import Tensor, nn
 import crepe_diffusion as cd
 from crepe_diffusion.processes import FisherTable
 
-__all__ = ["Case", "Network", "Timing", "cases", "measure"]
+__all__ = ["Case", "Network", "StoreCost", "Timing", "cases", "measure", "store_cost"]
 
 DATA_SCALE = 0.5  # EDM's sigma_data
 
@@ -185,34 +189,120 @@ def stopwatch() -> Iterator[list[float]]:
         cd.Stream.normal, cd.Stream.uniform = kept  # type: ignore[method-assign]
 
 
-def cells(timings: Sequence[Timing]) -> tuple[list[str], list[list[str]]]:
-    """The table as text: a header, and a line for each case."""
-    header = ["network, guidance", "rows", "rows/s", "ms", "outside", "random", "rest"]
-    lines = []
+@dataclass(frozen=True)
+class StoreCost:
+    """Seconds of a run in a folder, of the sampler within it, and of its report, which is written once."""
+
+    seconds: float
+    sampling: float
+    report: float
+    n_iterations: int
+    n_flushes: int
+
+    @property
+    def share(self) -> float:
+        """Everything but the sampler's own work: draws, trace, flushes, checkpoints, stop rules, requests."""
+        return 1 - self.sampling / self.seconds
+
+    def __str__(self) -> str:
+        return (
+            f"store {self.share:.2%} of {self.seconds:.0f} s, {self.n_iterations} iterations of"
+            f" {1e3 * self.sampling / self.n_iterations:.1f} ms, {self.n_flushes} flushes; report {self.report:.1f} s"
+        )
+
+
+def store_cost(folder: Path, seconds: float = 60.0) -> StoreCost:
+    """What a run costs besides its sampling, with the default cadences and a network about as small as they get."""
+    from crepe_diffusion.run.report import write_report
+
+    torch.manual_seed(0)
+    target = cd.models.Denoiser(Network((16,), width=256, depth=2), (16,)) ** 1.5
+    ladder = cd.ladder.karras(21, 0.02, 20.0, substeps=2)
+    sampling = n_flushes = 0.0
+
+    def timed(function: Callable[[], Any]) -> Callable[[], Any]:
+        def call() -> Any:
+            nonlocal sampling
+            began = time.perf_counter()
+            out = function()
+            sampling += time.perf_counter() - began
+            return out
+
+        return call
+
+    with cd.Run(folder, target, ladder, n_chains=4, explorer=cd.Bounce()) as run:
+        chain, store = run.chain, run.store
+        flush = store.flush
+
+        def counted(**options: bool) -> None:
+            nonlocal n_flushes
+            n_flushes += 1
+            flush(**options)
+
+        chain.step, chain.output = timed(chain.step), timed(chain.output)  # type: ignore[method-assign]
+        store.flush = counted  # type: ignore[method-assign]
+        began = time.perf_counter()
+        run.run(seconds=seconds)
+        total = time.perf_counter() - began
+    began = time.perf_counter()
+    write_report(cd.RunData.read(folder), folder)
+    return StoreCost(total, sampling, time.perf_counter() - began, chain.iteration, int(n_flushes))
+
+
+def cells(timings: Sequence[Timing]) -> list[list[str]]:
+    """The table of iterations as text: a header, and a line for each case."""
+    lines = [["network, guidance", "rows", "rows/s", "ms", "outside", "random", "rest"]]
     for t in timings:
         random = t.random / t.seconds
         shares = [f"{share:.1%}" for share in (t.outside, random, t.outside - random)]
         cost = [f"{t.rows:,}", f"{t.rows_per_second:,.0f}", f"{1e3 * t.seconds:.1f}"]
         lines.append([t.case.name, *cost, *shares])
-    return header, lines
+    return lines
 
 
-NOTES = """An iteration's time outside the network is what random numbers, kernels, ratios, swaps and the reward take.
-`5x512`: a perceptron of 5 layers of 512 on 601 levels x 20 segments of 64 x 2 numbers, K = 1, one chain. `2x64`: 2
-layers of 64 on 16 numbers, 51 levels x 4 sub-steps x 4 chains; so small a network takes less time than the calls around
-it. Each iteration cost exactly `(M + 1) K` network evaluations a chain and segment. With gradient guidance, the
-backward pass counts as time inside the network."""
+def store_cells(cost: StoreCost) -> list[list[str]]:
+    """The same for the store."""
+    ms = 1e3 * cost.sampling / cost.n_iterations
+    return [
+        ["run", "iterations", "ms", "flushes", "store", "report"],
+        [
+            f"{cost.seconds:.0f} s",
+            f"{cost.n_iterations:,}",
+            f"{ms:.1f}",
+            f"{cost.n_flushes}",
+            f"{cost.share:.2%}",
+            f"{cost.report:.1f} s",
+        ],
+    ]
 
 
-def write_docs(timings: Sequence[Timing], folder: Path) -> None:
-    """The page."""
-    header, lines = cells(timings)
-    rows = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * (len(header) - 1)], *lines]]
-    command = "python -m crepe_diffusion.experiments.bench --write-docs"
-    page = ["# Where the time goes", f"<!-- Written by `{command}`; do not edit. -->"]
-    page += [f"`{command}`, seed 0, {_machine()}. `make bench` runs the same.", "\n".join(rows), NOTES]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "bench.md").write_text("\n\n".join(page) + "\n")
+TITLES = {"iterations": "One iteration", "store": "A run in its folder"}
+NOTES = {
+    "iterations": """An iteration's time outside the network is what random numbers, kernels, ratios, swaps and the
+reward take. `5x512`: a perceptron of 5 layers of 512 on 601 levels x 20 segments of 64 x 2 numbers, K = 1, one chain.
+`2x64`: 2 layers of 64 on 16 numbers, 51 levels x 4 sub-steps x 4 chains; so small a network takes less time than the
+calls around it. Each iteration cost exactly `(M + 1) K` network evaluations a chain and segment. With gradient
+guidance, the backward pass counts as time inside the network.""",
+    "store": """Everything but the sampler's own work counts as the store's: draws and trace, flushes, checkpoints (the
+last one too), stop rules, looking for requests. The run is as small as runs get, so others spend a smaller share: 2
+layers of 256 on 16 numbers, 21 levels x 2 sub-steps x 4 chains, a bounce, every draw kept, default cadences. The report
+is written once, at the end; its time includes reading the run and loading the plotting library.""",
+}
+
+
+def write_docs(tables: Mapping[str, list[list[str]]], path: Path) -> None:
+    """Write these sections of the page; those that were not measured stay as they are, with their own command."""
+    kept = path.read_text().split("\n## ")[1:] if path.exists() else []
+    sections = {text.partition("\n")[0]: text.partition("\n")[2].strip() for text in kept}
+    command = "python -m crepe_diffusion.experiments.bench"
+    for name, (header, *lines) in tables.items():
+        rows = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * (len(header) - 1)], *lines]]
+        made = f"`{command} --only {name} --write-docs`, seed 0, {_machine()}."
+        sections[TITLES[name]] = "\n\n".join([made, "\n".join(rows), NOTES[name]])
+    page = ["# Where the time goes", f"<!-- Written by `{command} --write-docs`; do not edit. -->"]
+    page += [f"## {title}\n\n{sections[title]}" for title in TITLES.values() if title in sections]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(page) + "\n")
 
 
 def _machine() -> str:
@@ -222,32 +312,44 @@ def _machine() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m crepe_diffusion.experiments.bench", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--quick", action="store_true", help="short ladders, to see that it runs")
+    parser.add_argument("--only", choices=list(TITLES), help="one part of it")
+    parser.add_argument("--quick", action="store_true", help="short ladders and a short run, to see that it works")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.add_argument("--write-docs", action="store_true", help="also write docs/bench.md")
     options = parser.parse_args(arguments)
+    if options.quick and options.write_docs:
+        parser.error("--quick is no measurement: docs/bench.md is not written from it")
 
     from rich import box
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
-    console, timings, n_warm_up = Console(), [], 2
+    console, n_warm_up = Console(), 2
+    tables: dict[str, list[list[str]]] = {}
     with Progress(console=console, disable=options.quiet) as bars:
-        for case in cases(options.quick):
-            task = bars.add_task(f"{case.name:22}", total=case.n_iterations + n_warm_up)
-            timings.append(measure(case, n_warm_up, lambda task=task: bars.advance(task)))  # type: ignore[misc]
-    header, lines = cells(timings)
-    table = Table(title=f"One iteration; {_machine()}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
-    if not options.quick:
-        console.print(NOTES.replace("\n", " "), highlight=False)
+        if options.only != "store":
+            timings = []
+            for case in cases(options.quick):
+                task = bars.add_task(f"{case.name:22}", total=case.n_iterations + n_warm_up)
+                timings.append(measure(case, n_warm_up, lambda task=task: bars.advance(task)))  # type: ignore[misc]
+            tables["iterations"] = cells(timings)
+        if options.only != "iterations":
+            bars.add_task(f"{TITLES['store']:22}", total=None)
+            with tempfile.TemporaryDirectory() as folder:
+                tables["store"] = store_cells(store_cost(Path(folder) / "run", 2.0 if options.quick else 60.0))
+    for name, (header, *lines) in tables.items():
+        title = f"{TITLES[name]}; {_machine()}"
+        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for i, label in enumerate(header):
+            table.add_column(label, justify="left" if i == 0 else "right", no_wrap=True)
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+        if not options.quick:
+            console.print(NOTES[name].replace("\n", " "), highlight=False)
     if options.write_docs:
-        write_docs(timings, Path("docs"))
+        write_docs(tables, Path("docs/bench.md"))
         console.print("Wrote docs/bench.md")
 
 

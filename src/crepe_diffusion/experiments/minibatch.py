@@ -28,7 +28,7 @@ from torch import Tensor
 
 import crepe_diffusion as cd
 from crepe_diffusion.processes import Process
-from crepe_diffusion.run.runner import Progress
+from crepe_diffusion.run import Progress
 
 __all__ = ["Method", "Study", "Truth", "run"]
 

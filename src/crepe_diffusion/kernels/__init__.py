@@ -1,7 +1,8 @@
 """Markov kernels on the replicas: swap between levels, explore within one."""
 
 from crepe_diffusion.kernels.explore import Bounce, Explorer, Langevin, Metropolis
+from crepe_diffusion.kernels.restitch import Restitch
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Swaps, metropolis, swap
 
-__all__ = ["Bounce", "Explorer", "Langevin", "Metropolis", "State", "Swaps", "metropolis", "swap"]
+__all__ = ["Bounce", "Explorer", "Langevin", "Metropolis", "Restitch", "State", "Swaps", "metropolis", "swap"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.processes import Gaussian, Masked, Process, Uniform
+from crepe_diffusion.processes import FisherTable, Gaussian, Masked, Process, Uniform
 from crepe_diffusion.processes.base import check_choice
 from crepe_diffusion.processes.gaussian import GaussianProcess
 
@@ -182,12 +182,12 @@ class Segments(Model):
         self.network_rows = self.n * model.network_rows
 
     def process(self) -> Process:
-        """The model's own, with its axes and coordinates moved behind the segment axis."""
+        """The model's own, with its axes moved behind the segment axis and its measurements repeated along it."""
         process = self.model.process()
         if isinstance(process, GaussianProcess) and process.zero_mean is not None:
             process = replace(process, zero_mean=process.zero_mean + 1)
-        if isinstance(process, GaussianProcess) and process.basis is not None:
-            process = replace(process, basis=torch.block_diag(*[process.basis] * self.n))
+        if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
+            process = replace(process, information=process.information.tiled(self.n))
         return process
 
     @property

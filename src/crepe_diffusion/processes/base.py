@@ -83,6 +83,9 @@ class Process(ABC):
     def check_times(self, times: Tensor) -> None:  # noqa: B027 - most processes take any ladder
         """Refuse a ladder on which this process is not defined."""
 
+    def check_event(self, event: torch.Size) -> None:  # noqa: B027
+        """Refuse events on which this process is not defined."""
+
     @property
     def kernels(self) -> Process:
         """The process whose kernels are walked: this one, unless it only stands in front of another."""
@@ -127,9 +130,9 @@ class Process(ABC):
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
         """E[x_0 | x_t = x] of the combined models: what a reward on predictions sees."""
 
-    def jacobian(self, t: Tensor, law: Law) -> Tensor:
-        """What stands in for d E[x_0 | x] / dx where guidance does not go through the network, (rows,)."""
-        return torch.ones_like(t)
+    def pull_back(self, g: Tensor, t: Tensor, law: Law) -> Tensor:
+        """A gradient in E[x_0 | x] as one in x, by what stands in for the Jacobian where the network is not asked."""
+        return g
 
     def needs_fit(self) -> bool:
         """Whether the kernels want the models' Fisher information before they can be used."""

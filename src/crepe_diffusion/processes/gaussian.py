@@ -67,6 +67,11 @@ class FisherTable:
         values = self.values.to(t)
         return torch.lerp(values[:, high - 1], values[:, high], weight[None, :, None])
 
+    def tiled(self, n: int) -> FisherTable:
+        """The table of an event that is n such events side by side."""
+        values = self.values if self.values.shape[2] == 1 else self.values.repeat(1, 1, n)
+        return FisherTable(self.times, values, self.mean.repeat(1, n))
+
     def state_dict(self) -> dict[str, Tensor]:
         return {"times": self.times, "values": self.values, "mean": self.mean}
 
@@ -76,7 +81,8 @@ class GaussianProcess(Process):
     """Shared by the two discretisations; events of any shape, in their own coordinates or a given basis.
 
     - `basis`: orthonormal rows (k, n) over the flattened event, in which the variance is diagonal. Fewer rows
-      than coordinates restrict the process to their span.
+      than coordinates restrict the process to their span. An event of several times n entries is cut into pieces of n
+      that each use it.
     - `zero_mean`: an axis of the event (0-based) whose mean is always zero, such as the atoms of a molecule.
     """
 
@@ -94,6 +100,13 @@ class GaussianProcess(Process):
             raise InputError(f"the rows of basis must be orthonormal; they are off by {error:.2g}")
         if self.zero_mean is not None:
             raise InputError("give either basis or zero_mean: a basis already says which subspace is meant")
+
+    def check_event(self, event: torch.Size) -> None:
+        n = math.prod(event)
+        if self.basis is not None and n % self.basis.shape[1]:
+            raise InputError(
+                f"an event {tuple(event)} of {n} entries cannot be cut into pieces of {self.basis.shape[1]}"
+            )
 
     def check_times(self, times: Tensor) -> None:
         if float(times[0]) <= 0:
@@ -114,18 +127,21 @@ class GaussianProcess(Process):
         n = math.prod(event)
         if self.zero_mean is not None:
             return n - n // event[self.zero_mean]
-        return len(self.basis) if self.basis is not None else n
+        return n if self.basis is None else n // self.basis.shape[1] * len(self.basis)
 
     def _in(self, z: Tensor) -> Tensor:
-        flat = z.flatten(1)
-        return flat if self.basis is None else flat @ self.basis.T.to(z)
+        if self.basis is None:
+            return z.flatten(1)
+        return (z.reshape(-1, self.basis.shape[1]) @ self.basis.T.to(z)).reshape(len(z), -1)
 
     def _out(self, flat: Tensor, like: Tensor) -> Tensor:
-        return (flat if self.basis is None else flat @ self.basis.to(flat)).reshape(like.shape)
+        if self.basis is None:
+            return flat.reshape(like.shape)
+        return (flat.reshape(-1, len(self.basis)) @ self.basis.to(flat)).reshape(like.shape)
 
     def _scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor, first_row: int = 0) -> Tensor:
         """Centred noise of the given variance, (rows, 1) or (rows, coordinates), inside the subspace."""
-        n = math.prod(like.shape[1:]) if self.basis is None else len(self.basis)
+        n = math.prod(like.shape[1:]) if self.basis is None else self.dimension(like.shape[1:])
         z = stream.normal((len(like), n), first_row=first_row, dtype=like.dtype, device=like.device)
         z = self._out(z.mul_(variance.sqrt().to(like.dtype)), like)
         return self.project(z) if self.zero_mean is not None else z
@@ -280,10 +296,19 @@ class Gaussian(GaussianProcess):
     def is_diagonal(self) -> bool:
         return self.variance == "fisher-diagonal"
 
-    def jacobian(self, t: Tensor, law: Law) -> Tensor:
-        """Its mean over the data is `1 - t^2 I_t`, which the Fisher information gives for free."""
-        c = torch.tensor(law.exponents, dtype=t.dtype, device=t.device)[:, None] / law.total
-        return (1 - (c * self._scaled(t, len(law.exponents)).mean(-1)).sum(0)).clamp(0, 1)
+    def pull_back(self, g: Tensor, t: Tensor, law: Law) -> Tensor:
+        """The Jacobian's mean over the data is `1 - t^2 I_t`, which the Fisher information gives for free."""
+        c = torch.tensor(law.exponents, dtype=t.dtype, device=t.device)[:, None, None] / law.total
+        mean = (1 - (c * self._scaled(t, len(law.exponents))).sum(0)).clamp(0, 1).to(g.dtype)
+        return g * rows_like(mean[:, 0], g) if mean.shape[1] == 1 else self._out(self._in(g) * mean, g)
+
+    def posterior_variance(self, t: Tensor, event: tuple[int, ...]) -> Tensor:
+        """`E Var[x_0 | x_t]` of each coordinate under the first model, `t^2 (1 - t^2 I_t)`, (times, *event)."""
+        v = (t * t)[:, None] * (1 - self._scaled(t, 1)[0]).clamp(0, 1)
+        if v.shape[1] > 1 and self.basis is not None:
+            n = self.basis.shape[1]
+            v = (v.reshape(-1, len(self.basis)) @ self.basis.to(v).square()).reshape(len(t), -1, n).flatten(1)
+        return v.expand(-1, math.prod(event)).reshape(len(t), *event)
 
     def _scaled(self, t: Tensor, n_models: int) -> Tensor:
         if self.information is None:

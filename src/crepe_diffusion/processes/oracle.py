@@ -56,8 +56,8 @@ class Oracle(Process):
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
         return self.base.expectation(x, t, predictions, law)
 
-    def jacobian(self, t: Tensor, law: Law) -> Tensor:
-        return self.base.jacobian(t, law)
+    def pull_back(self, g: Tensor, t: Tensor, law: Law) -> Tensor:
+        return self.base.pull_back(g, t, law)
 
     def needs_fit(self) -> bool:
         return self.base.needs_fit()

@@ -3,6 +3,8 @@
 from crepe_diffusion.run.data import RunData
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError
-from crepe_diffusion.run.runner import Outcome, Progress, Run
+from crepe_diffusion.run.progress import Progress
+from crepe_diffusion.run.runner import Run
+from crepe_diffusion.run.stopping import Outcome
 
 __all__ = ["DamagedError", "Experiment", "Outcome", "Progress", "Run", "RunData"]

@@ -22,8 +22,8 @@ MIN_DRAWS = 20
 # How improbable a disagreement by chance must be before it counts, and the same as a z-score: there may be a dozen
 # scalars, and short chains misjudge their own errors (150 AR(1) chains with an ESS of 100 or more reach 3.9).
 CHANCE, CHANCE_Z = 1e-5, 4.5
-# Bennett's estimate and its jackknife cost microseconds a number; this many keep a report within its few seconds.
-LOG_Z_NUMBERS = 400_000
+# Bennett's estimate and its jackknife cost a quarter of a microsecond a number: half a second for this many.
+LOG_Z_NUMBERS = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,6 +33,7 @@ class Experiment:
 
     - `target`: the law before any reward; `process`: kernels other than the model's own;
     - `rewards`: kinds of reward, `function(batch, **parameters) -> (rows,)`; `terms`: finished terms, by name;
+    - `anneals`: further ways to anneal a reward, by name;
     - `scalars`: functions of a batch of samples; `defaults`: tables of the configuration that suit this experiment;
     - `fingerprint`: anything that changes when the weights do (predictions at a few points are compared anyway).
     """
@@ -44,6 +45,7 @@ class Experiment:
     process: Process | None = None
     fingerprint: str = ""
     terms: Mapping[str, Reward] = field(default_factory=dict)
+    anneals: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     def term(self, spec: Mapping[str, Any]) -> Reward:
         """The reward term that a resolved `[[reward]]` table describes."""
@@ -61,6 +63,7 @@ class Experiment:
             "power": lambda: anneal.power(spec["anneal_exponent"], spec["anneal_floor"]),
             "linear": anneal.linear,
             "constant": anneal.constant,
+            **{key: partial(self.anneals.__getitem__, key) for key in self.anneals},
         }
         if spec["anneal"] not in shapes:
             raise InputError(f"reward {name!r}: anneal must be one of {', '.join(shapes)}, got {spec['anneal']!r}")

@@ -11,72 +11,42 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from crepe_diffusion.diagnostics import ess
 from crepe_diffusion.errors import InputError, NonFiniteError
-from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis
+from crepe_diffusion.kernels import Explorer
 from crepe_diffusion.models import Model
 from crepe_diffusion.processes import Process
-from crepe_diffusion.random import Stream
-from crepe_diffusion.run import checkpoint, control
+from crepe_diffusion.run import checkpoint, control, identity
 from crepe_diffusion.run.config import Config, StopTable, read_toml, reward_table
 from crepe_diffusion.run.data import RunData, default_scalars
 from crepe_diffusion.run.experiment import Experiment, build
-from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers, digest, publish, read_json, write_json
+from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers, write_json
 from crepe_diffusion.run.folder import Lock, is_run, n_burnt, read_targets, require_run
 from crepe_diffusion.run.log import Log
-from crepe_diffusion.run.store import Column, Store, read_manifest, read_store, verify_store, zarr_type
+from crepe_diffusion.run.progress import Clock, Display, Progress
+from crepe_diffusion.run.python import python_config, python_experiment, python_reward
+from crepe_diffusion.run.rows import Step, draw_row, make_store, step, trace_rows
+from crepe_diffusion.run.stopping import Outcome, effective_sizes, least_size, met, signals
+from crepe_diffusion.run.store import read_manifest, read_store, verify_store
 from crepe_diffusion.samplers import Info, ReplicaExchange
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Counts, Evaluator, Proposal, Reward, Target
+from crepe_diffusion.targets import Proposal, Reward, Target
 
-__all__ = ["Outcome", "Progress", "Run"]
+__all__ = ["Run"]
 
-SCHEMA = 1
-MOST_LEVELS_TRACED = 1024
 CONTROL_SECONDS = 0.2
-PROGRESS_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Why a run stopped; `finished` if by one of its stop rules."""
-
-    reason: str
-    finished: bool
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands, for whoever wants to show it. NaN: not known yet."""
-
-    iteration: int
-    seconds: float
-    rate: float
-    acceptance: float
-    ess: float
-    evaluations: int
-    seconds_left: float
-    share: float
-    target: int
+STEPS_AT_ONCE = 64
 
 
 class Run:
@@ -126,29 +96,18 @@ class Run:
             target = target.as_target()
         if not isinstance(target, Target) or not isinstance(ladder, Ladder):
             raise InputError(f"a run needs a target and a Ladder, got {target!r} and {ladder!r}")
-        experiment = _python_experiment(target, target.rewards, scalars, process)
-        proposal = proposal or Proposal()
-        given = {
-            "experiment": "python",
-            "ladder": {
-                "kind": "times",
-                "times": ladder.times.tolist(),
-                "substeps": ladder.substeps,
-                "finish": list(ladder.finish),
-            },
-            "sampler": {
-                "n_chains": n_chains,
-                "seed": seed,
-                **_explorer_table(explorer),
-                "proposal": proposal.k if isinstance(proposal.k, str) else list(proposal.k),
-                "proposal_exponents": list(proposal.exponents or ()),
-                "guidance": proposal.guidance or "",
-                "clip": proposal.clip or 0.0,
-                "micro_batch": micro_batch or 0,
-                "nonfinite": nonfinite,
-                "fit_samples": fit_samples,
-            },
-            "output": {
+        experiment = python_experiment(target, target.rewards, scalars, process)
+        given = python_config(
+            target,
+            ladder,
+            n_chains=n_chains,
+            seed=seed,
+            proposal=proposal,
+            explorer=explorer,
+            micro_batch=micro_batch,
+            nonfinite=nonfinite,
+            fit_samples=fit_samples,
+            output={
                 "thin": thin,
                 "burn_in": burn_in,
                 "trace_every": trace_every,
@@ -156,8 +115,7 @@ class Run:
                 "checkpoint_iterations": checkpoint_iterations,
                 "flush_seconds": flush_seconds,
             },
-            "reward": [_python_reward(r) for r in target.rewards],
-        }
+        )
         self._create(Path(folder), Config.resolve(given, experiment, {}), experiment, ladder)
 
     @classmethod
@@ -204,14 +162,14 @@ class Run:
         require_run(folder)
         given = read_toml(folder / "config.toml")
         run = cls.__new__(cls)
-        run.import_path = _import_path(folder)
+        run.import_path = identity.import_path(folder)
         _make_importable(run.import_path)
         if given.get("experiment") == "python":
             if target is None:
                 raise InputError(f"{folder} was made in Python: resume it there, with Run.resume(folder, target=...)")
             if isinstance(target, Model):
                 target = target.as_target()
-            experiment = _python_experiment(target, [*target.rewards, *rewards], scalars, process)
+            experiment = python_experiment(target, [*target.rewards, *rewards], scalars, process)
             options: dict[str, Any] = {}
         else:
             if target is not None or process is not None:
@@ -257,38 +215,31 @@ class Run:
                 raise InputError(f"[output] scalars: no {name!r}; there are {', '.join(functions)}")
         self.scalars = {name: functions[name] for name in names or functions}
         self.lock, self.closed = Lock(folder), False
+        self.steps: list[Step] = []
         self.lock.acquire()
         (folder / "control").mkdir(exist_ok=True)
         self.log = Log(folder / "log.txt")
 
     def _begin(self, ladder: Ladder | None) -> None:
         """A new chain, or one that was killed before its first checkpoint; both are the same."""
-        write_config(self.folder, self.config)
-        self._write_information()
+        identity.write_config(self.folder, self.config)
+        identity.write_information(self.folder, self.config, self.experiment, self.import_path)
         target = self._target(self.config.reward)
         self.chain = self._chain(target, ladder or self.config.ladder.make(), None)
         self.history: list[dict[str, Any]] = [
-            {"from_iteration": 1, "rewards": self.config.reward, "request": "", "probe": self._probe()}
+            {
+                "from_iteration": 1,
+                "rewards": self.config.reward,
+                "request": "",
+                "probe": identity.probe(self.chain.evaluate),
+            }
         ]
         self._write_history()
         self.target_index, self.seconds, self.next_look, self.ess_seen = 0, 0.0, 0, 0.0
-        self.store = self._store()
+        self.store = make_store(self.folder / "samples.zarr", self.chain, self.scalars)
         self.store.create()
         self.log.session(f"started {self.config.experiment}, seed {self.config.sampler.seed}")
         self._checkpoint()
-
-    def _write_information(self) -> None:
-        information = {
-            "schema": SCHEMA,
-            "versions": _versions(),
-            "seed": self.config.sampler.seed,
-            "config_hash": self.config.identity(),
-            "config_text": _text_digest(self.config),
-            "fingerprint": self.experiment.fingerprint,
-            "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "import_path": self.import_path,
-        }
-        write_json(self.folder / "run.json", information)
 
     def _resume(
         self,
@@ -311,7 +262,7 @@ class Run:
                 self._wipe()
                 self._begin(None)
                 return
-            self._check_unchanged(allow_changed, say)
+            identity.check_unchanged(folder, config, experiment, allow_changed, say)
 
             def damaged(error: DamagedError) -> None:
                 say(f"damaged: {error}; using the checkpoint before it")
@@ -330,9 +281,10 @@ class Run:
             self.next_look, self.ess_seen = position.next_look, position.ess_seen
             rewards = self.history[self.target_index]["rewards"]
             self.chain = self._chain(self._target(rewards), config.ladder.make(), tensors)
-            self._check_probe(allow_changed, say)
+            before = self.history[self.target_index]["probe"]
+            identity.check_probe(folder, self._probe(), before, allow_changed, say)
             self.log.rewind(position.iteration)
-            self.store = self._store()
+            self.store = make_store(self.folder / "samples.zarr", self.chain, self.scalars)
             self._continue_store(position)
             self.log.session(f"resumed at iteration {position.iteration}")
         except BaseException:
@@ -392,11 +344,11 @@ class Run:
             raise InputError(f"{self.folder} was closed; Run.resume opens it again")
         self._replace_stop(iterations, seconds, evaluations, ess, ess_scalar)
         (self.folder / "outcome.json").unlink(missing_ok=True)
-        clock = _Clock(self.seconds)
-        shown = _Display(self, progress, clock)
+        clock = Clock(self.seconds)
+        shown = Display(self, progress, clock)
         last_checkpoint = last_flush = last_control = clock.seconds()
-        output = self.config.output
-        with _signals() as caught:
+        pause = self.config.output.flush_seconds
+        with signals() as caught:
             try:
                 self._requests()
                 while not (outcome := self._stop(caught)):
@@ -409,15 +361,17 @@ class Run:
                     if self._checkpoint_due(now - last_checkpoint):
                         self._checkpoint()
                         last_checkpoint = last_flush = clock.seconds()
-                    elif now - last_flush >= output.flush_seconds:
-                        self.store.flush(arrays=False)
+                    elif now - last_flush >= pause:
+                        self.flush(arrays=False)
                         last_flush = clock.seconds()
+                        # Where the disk is slow, readers wait rather than the chain.
+                        pause = _flush_pause(self.config.output.flush_seconds, last_flush - now)
                     if now - last_control >= CONTROL_SECONDS:
                         self._requests()
                         last_control = now
                     shown.show()
             except (NonFiniteError, InputError) as error:
-                self.store.flush()
+                self.flush()
                 self.log.session(f"failed after iteration {self.chain.iteration}: {error}")
                 raise
             self.seconds = clock.seconds()
@@ -436,45 +390,23 @@ class Run:
         return bool(by_count) or elapsed >= output.checkpoint_seconds
 
     def _keep(self, info: Info) -> None:
-        """The draw and the trace of one iteration, as rows of the store."""
-        n, output = info.iteration, self.config.output
-        if n % output.thin == 0:
-            x = self.chain.output()
-            row: dict[str, Any] = {
-                "x": x.numpy(force=True),
-                "iteration": n,
-                "target": self.target_index,
-                "replica": info.replica.numpy(force=True),
-                "born": info.born.numpy(force=True),
-            }
-            for name, function in self.scalars.items():
-                row[f"scalars/{name}"] = self._scalar(name, function, x)
-            self.store.draws.append(row)
-        if n % output.trace_every == 0:
-            # numpy: a dozen operations on a few numbers, at a fraction of what torch asks for each.
-            work, active = info.swaps.log_work.numpy(force=True), info.swaps.active.numpy(force=True)
-            with np.errstate(invalid="ignore"):
-                log_alpha = work[:, 1:] - work[:, :-1]
-            # A proposal that met something not finite is one that is never accepted.
-            log_alpha[np.isnan(log_alpha)] = -np.inf
-            alpha = np.exp(np.minimum(log_alpha, 0.0)).sum(0) / len(work)
-            row = {
-                "iteration": n,
-                "seconds": self.seconds,
-                "rows": info.counts.rows,
-                "acceptance": np.where(active, alpha, np.nan),
-                "level": info.level.numpy(force=True),
-            }
-            if info.explored is not None:
-                row["explored"] = np.add.reduce(info.explored.numpy(force=True), 0, dtype=np.float32) / len(work)
-            self.store.trace.append(row)
+        output = self.config.output
+        if info.iteration % output.thin == 0:
+            self.store.draws.append(draw_row(self.chain, info, self.target_index, self.scalars))
+        if info.iteration % output.trace_every == 0:
+            self.steps.append(step(info, self.seconds))
+            if len(self.steps) == STEPS_AT_ONCE:
+                self._write_steps()
 
-    def _scalar(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> np.ndarray:
-        values = function(x)
-        if not isinstance(values, Tensor) or values.shape != (len(x),):
-            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            raise InputError(f"scalar {name!r} must give one number for each of {len(x)} samples, got {shape}")
-        return values.numpy(force=True)
+    def _write_steps(self) -> None:
+        if self.steps:
+            steps, self.steps = self.steps, []
+            self.store.trace.extend(trace_rows(steps))
+
+    def flush(self, *, arrays: bool = True) -> None:
+        """Make all that was sampled visible to readers; without `arrays`, to those that read the manifest."""
+        self._write_steps()
+        self.store.flush(arrays=arrays)
 
     def _events(self, n: int) -> None:
         """What happens at set iterations: a line in the log, a new ladder, the end of burn-in, a look at the ESS."""
@@ -497,12 +429,12 @@ class Run:
         n_draws = self.store.draws.n_rows
         if self.config.stop.ess and n_draws >= self.next_look:
             self.next_look = max(n_draws + 50, math.ceil(1.1 * n_draws))
-            self.store.flush(arrays=False)
-            self.ess_seen = self.ess()
-            self.log.chain(n, f"effective sample size {self.ess_seen:.1f}")
+            self.flush(arrays=False)
+            self.ess_seen, text = least_size(self.config.stop, self._flushed_scalars())
+            self.log.chain(n, text)
 
     def _checkpoint(self) -> None:
-        self.store.flush()
+        self.flush()
         checkpoint.write(
             self.folder,
             checkpoint.Position(
@@ -541,34 +473,27 @@ class Run:
             before = asdict(self.config.stop) if changed.keys() == {"ess_scalar"} else {}
             raw = {**self.config.to_dict(), "stop": {**asdict(StopTable()), **before, **changed}}
             self.config = Config.resolve(raw, self.experiment, self.config.options)
-            write_config(self.folder, self.config)
-            information = read_json(self.folder / "run.json")
-            write_json(self.folder / "run.json", {**information, "config_text": _text_digest(self.config)})
+            identity.write_changed(self.folder, self.config)
         if self.config.stop.ess_scalar and self.config.stop.ess_scalar not in self.scalars:
             raise InputError(f"ess_scalar: {self.config.stop.ess_scalar!r} is not one of {', '.join(self.scalars)}")
 
     def _stop(self, caught: list[str]) -> Outcome | None:
-        stop, chain = self.config.stop, self.chain
         if caught:
             return Outcome(caught[0], False)
-        if stop.iterations and chain.iteration >= stop.iterations:
-            return Outcome(f"iterations = {stop.iterations}", True)
-        if stop.seconds and self.seconds >= stop.seconds:
-            return Outcome(f"seconds = {stop.seconds:g}", True)
-        if stop.evaluations and chain.evaluate.counts.rows >= stop.evaluations:
-            return Outcome(f"evaluations = {stop.evaluations}", True)
-        if stop.ess and self.ess_seen >= stop.ess:
-            return Outcome(f"ess = {stop.ess:g}", True)
-        return None
+        rows = self.chain.evaluate.counts.rows
+        return met(self.config.stop, self.chain.iteration, self.seconds, rows, self.ess_seen)
 
     def ess(self) -> float:
-        """The effective sample size of the scalar that the stop rule names, else the least of all; as flushed."""
+        """Of the scalar that the stop rule names, else the least of those that vary; as flushed."""
+        return min(effective_sizes(self._flushed_scalars()).values(), default=0.0)
+
+    def _flushed_scalars(self) -> dict[str, np.ndarray]:
+        """What the stop rule looks at: draws after burn-in, (draws, chains)."""
         wanted = self.config.stop.ess_scalar
         names = [wanted] if wanted else list(self.scalars)
         draws, _ = read_store(self.folder / "samples.zarr", {"iteration", *(f"scalars/{name}" for name in names)})
         first = n_burnt(draws["iteration"], self.history, self.config.output.burn_in)
-        values = [torch.from_numpy(draws[f"scalars/{name}"][first:]) for name in names]
-        return min((ess(v) if len(v) and bool(v.isfinite().all()) else 0.0 for v in values), default=0.0)
+        return {name: draws[f"scalars/{name}"][first:] for name in names}
 
     # -- changing one's mind -----------------------------------------------------------------------------
 
@@ -593,7 +518,7 @@ class Run:
         for term in add:
             if isinstance(term, Reward):
                 self.experiment = replace(self.experiment, terms={**self.experiment.terms, term.name: term})
-                term = _python_reward(term)
+                term = python_reward(term)
             tables.append(term)
         self._refine(control.Request("", tables, list(remove), dict(change or {})))
 
@@ -613,7 +538,12 @@ class Run:
             raise
         n = self.chain.iteration + 1
         # Appended even if its predecessor was never sampled: checkpoints refer to targets by their place.
-        entry = {"from_iteration": n, "rewards": rewards, "request": request.id, "probe": self._probe()}
+        entry = {
+            "from_iteration": n,
+            "rewards": rewards,
+            "request": request.id,
+            "probe": identity.probe(self.chain.evaluate),
+        }
         self.history = [*self.history, entry]
         self._write_history()
         self.target_index = len(self.history) - 1
@@ -658,6 +588,9 @@ class Run:
     def _target(self, rewards: Iterable[Mapping[str, Any]]) -> Target:
         return replace(self.experiment.target, rewards=tuple(self.experiment.term(r) for r in rewards))
 
+    def _probe(self) -> identity.Probe:
+        return identity.probe(self.chain.evaluate)
+
     def _write_history(self) -> None:
         write_json(self.folder / "targets.json", {"targets": self.history})
 
@@ -679,161 +612,16 @@ class Run:
             start=start,
         )
 
-    def _store(self) -> Store:
-        chains, replicas = self.chain.state.level.shape
-        x = self.chain.state.x
-        event = tuple(x.shape[1:])
-        dtype = zarr_type(x[:0].numpy(force=True).dtype)
-        draws = {
-            "x": Column(dtype, (chains, *event), ("chain", *(f"event_{i}" for i in range(len(event))))),
-            "iteration": Column("int64"),
-            "target": Column("int32"),
-            "replica": Column("int32", (chains,), ("chain",)),
-            "born": Column("int64", (chains,), ("chain",)),
-        }
-        for name in self.scalars:
-            if not name or "/" in name or name.startswith("."):
-                raise InputError(f"a scalar's name becomes a file: no '/' and no leading '.', got {name!r}")
-            draws[f"scalars/{name}"] = Column("float64", (chains,), ("chain",))
-        trace = {
-            "iteration": Column("int64"),
-            "seconds": Column("float64"),
-            "rows": Column("int64"),
-            "acceptance": Column("float32", (replicas - 1,), ("pair",), compressed=True),
-        }
-        if chains * replicas <= MOST_LEVELS_TRACED:
-            trace["level"] = Column("int16", (chains, replicas), ("chain", "replica"), compressed=True)
-        if self.chain.explorer is not None:
-            trace["explored"] = Column("float32", (replicas,), ("level",), compressed=True)
-        return Store(self.folder / "samples.zarr", draws, trace)
-
-    def _probe(self) -> dict[str, list[float]]:
-        """What models, rewards and kernels say of two points at both ends of the ladder: it changes when they do."""
-        e = self.chain.evaluate
-        evaluate = Evaluator(
-            e.target,
-            e.ladder,
-            e.process,
-            e.proposal,
-            micro_batch=e.micro_batch,
-            nonfinite="reject",
-            counts=Counts(),
-        )
-        x = evaluate.noise(Stream(0).at("probe"), 2)
-        s, t = e.ladder.times[0].expand(2), e.ladder.times[-1].expand(2)
-        views = evaluate(x, s), evaluate(x, t)
-        ratios = e.process.log_ratios(x, x, *views, s, t, evaluate.law)
-        parts = {
-            "models": [p for view in views for p in view.predictions],
-            "rewards": [z for view in views for z in (view.steer, view.reward)],
-            "kernels": list(ratios),
-        }
-        return {part: [v for z in tensors for v in _digest_numbers(z)] for part, tensors in parts.items()}
-
-    def _check_probe(self, allow_changed: bool, say: Callable[[str], None]) -> None:
-        now, before = self._probe(), self.history[self.target_index]["probe"]
-        for part, what in (
-            ("models", "the model or its process gives"),
-            ("rewards", "the rewards or the proposal give"),
-            ("kernels", "the process has kernels of"),
-        ):
-            same = len(now[part]) == len(before[part]) and np.allclose(
-                now[part], before[part], rtol=1e-4, atol=1e-6, equal_nan=True
-            )
-            if not same:
-                text = f"{what} other values than when the run began"
-                if not allow_changed:
-                    raise InputError(f"{self.folder}: {text}; --allow-changed goes on nevertheless")
-                say(text)
-                return
-
-    def _check_unchanged(self, allow_changed: bool, say: Callable[[str], None]) -> None:
-        """Compare configuration and fingerprint with those that the run began with."""
-        try:
-            information = read_json(self.folder / "run.json")
-        except (OSError, DamagedError) as error:
-            text = f"damaged: {error}; nothing tells whether configuration and model are those that the run began with"
-            if not allow_changed:
-                raise DamagedError(self.folder / "run.json", f"{text}; --allow-changed goes on nevertheless") from None
-            say(text)
-            self._write_information()
-            return
-        if information["schema"] != SCHEMA:
-            raise InputError(f"{self.folder} has schema {information['schema']}; this version reads {SCHEMA}")
-        changes = []
-        if information["config_hash"] != self.config.identity():
-            changes.append("config.toml was changed since the run began")
-        elif information["config_text"] != digest((self.folder / "config.toml").read_bytes()):
-            say("config.toml was changed in what may change ([stop], cadences)")
-        if information["fingerprint"] != self.experiment.fingerprint:
-            changes.append("the model is not the one that the run began with (its fingerprint differs)")
-        for change in changes:
-            if not allow_changed:
-                raise InputError(f"{self.folder}: {change}; --allow-changed goes on nevertheless")
-            say(change)
-        if changes:
-            write_config(self.folder, self.config)
-            new = {"config_hash": self.config.identity(), "config_text": _text_digest(self.config)}
-            write_json(self.folder / "run.json", {**information, **new, "fingerprint": self.experiment.fingerprint})
-
     def data(self) -> RunData:
         """What has been sampled so far."""
         if not self.closed:
-            self.store.flush()
+            self.flush()
         return RunData.read(self.folder)
 
 
-class _Clock:
-    """Seconds of running, over all sessions."""
-
-    def __init__(self, before: float):
-        self.before, self.began = before, time.monotonic()
-
-    def seconds(self) -> float:
-        return self.before + time.monotonic() - self.began
-
-
-class _Display:
-    """Calls `progress` now and then, and spends at most a hundredth of the time on the effective sample size."""
-
-    def __init__(self, run: Run, progress: Callable[[Progress], None] | None, clock: _Clock):
-        self.run, self.progress, self.clock = run, progress, clock
-        self.first, self.began = run.chain.iteration, clock.seconds()
-        self.due, self.ess_due, self.ess = 0.0, clock.seconds() + 1.0, math.nan
-
-    def show(self, last: bool = False) -> None:
-        if self.progress is None:
-            return
-        now = self.clock.seconds()
-        if now < self.due and not last:
-            return
-        self.due = now + PROGRESS_SECONDS
-        if now >= self.ess_due or last:
-            self.run.store.flush(arrays=False)
-            self.ess = self.run.ess()
-            cost = self.clock.seconds() - now
-            self.ess_due = now + max(2.0, 100 * cost)
-        self.progress(self._progress(now))
-
-    def _progress(self, now: float) -> Progress:
-        run, stop = self.run, self.run.config.stop
-        n, rows = run.chain.iteration, run.chain.evaluate.counts.rows
-        elapsed = now - self.began
-        rate = (n - self.first) / elapsed if elapsed > 0 else math.nan
-        shares = [0.0]
-        if stop.iterations:
-            shares.append(n / stop.iterations)
-        if stop.seconds:
-            shares.append(now / stop.seconds)
-        if stop.evaluations:
-            shares.append(rows / stop.evaluations)
-        if stop.ess and self.ess > 0:
-            shares.append(self.ess / stop.ess)
-        share = min(1.0, max(shares))
-        tries = run.chain.diagnostics.tries.sum() * run.chain.n_chains
-        acceptance = float(run.chain.diagnostics.accepts.sum() / tries) if tries else math.nan
-        left = now * (1 - share) / share if share else math.nan
-        return Progress(n, now, rate, acceptance, self.ess, rows, left, share, run.target_index)
+def _flush_pause(wanted: float, cost: float) -> float:
+    """Seconds until the next flush: flushes take at most a hundredth of the time, unless asked for at every step."""
+    return max(wanted, 99 * cost) if wanted else 0.0
 
 
 @contextmanager
@@ -845,27 +633,6 @@ def _named(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: {error}") from None
 
 
-@contextmanager
-def _signals() -> Iterator[list[str]]:
-    """Ctrl-C and SIGTERM ask to stop after the iteration; a second one stops at once."""
-    caught: list[str] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-
-    def catch(number: int, frame: FrameType | None) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.is_dir() else []
 
@@ -875,76 +642,5 @@ def _make_importable(path: str) -> None:
         sys.path.insert(0, path)
 
 
-def _import_path(folder: Path) -> str:
-    try:
-        return str(read_json(folder / "run.json").get("import_path", ""))
-    except (OSError, DamagedError):
-        return ""
-
-
-def write_config(folder: Path, config: Config) -> None:
-    publish(folder / "config.toml", config.to_toml().encode())
-
-
-def _text_digest(config: Config) -> str:
-    return digest(config.to_toml().encode())
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in ("crepe-diffusion", "torch", "numpy"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "unknown"
-    return versions
-
-
-def _digest_numbers(z: Tensor) -> list[float]:
-    """A few numbers that change with any entry of a tensor."""
-    flat = z.detach().to(torch.float64).flatten()
-    finite = flat[flat.isfinite()]
-    moments = [float(finite.sum()), float(finite.square().sum()), float(len(finite))]
-    return [*moments, *(float(v) if math.isfinite(v) else 0.0 for v in flat[:6].tolist())]
-
-
 def _describe(rewards: list[dict[str, Any]]) -> str:
     return ", ".join(f"{r['name']} (scale {r['scale']:g})" for r in rewards) or "no rewards"
-
-
-def _python_experiment(
-    target: Target,
-    terms: Iterable[Reward],
-    scalars: Mapping[str, Callable[[Tensor], Tensor]] | None,
-    process: Process | None,
-) -> Experiment:
-    return Experiment(
-        replace(target, rewards=()),
-        scalars=dict(scalars or {}),
-        process=process,
-        terms={term.name: term for term in terms},
-    )
-
-
-def _python_reward(term: Reward) -> dict[str, Any]:
-    return {
-        "name": term.name,
-        "kind": "python",
-        "scale": term.scale,
-        "guidance": term.guidance,
-        "on": term.on,
-        "anneal": "python",
-    }
-
-
-def _explorer_table(explorer: Explorer | None) -> dict[str, Any]:
-    match explorer:
-        case None:
-            return {"explorer": "none"}
-        case Bounce(n_steps=n):
-            return {"explorer": "bounce", "explorer_steps": n}
-        case Langevin(scale=scale):
-            return {"explorer": "langevin", "explorer_scale": scale}
-        case Metropolis(n_moves=n):
-            return {"explorer": "metropolis", "explorer_steps": n}
-    raise InputError(f"a run keeps Bounce, Langevin or Metropolis, or None, as its explorer; got {explorer!r}")

@@ -82,7 +82,21 @@ class Table:
     def append(self, row: Mapping[str, Any]) -> None:
         for name, buffer in self.buffers.items():
             buffer[self.n_rows % self.block] = row[name]
-        self.n_rows += 1
+        self._grown(1)
+
+    def extend(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Several rows, given as columns."""
+        n, done = len(next(iter(rows.values()))), 0
+        while done < n:
+            at = self.n_rows % self.block
+            count = min(n - done, self.block - at)
+            for name, buffer in self.buffers.items():
+                buffer[at : at + count] = rows[name][done : done + count]
+            done += count
+            self._grown(count)
+
+    def _grown(self, n: int) -> None:
+        self.n_rows += n
         if self.n_rows % self.block == 0:
             publish_all(self.chunks())
             self.written()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from crepe_diffusion.diagnostics import Diagnostics, ess, rhat
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.kernels import Explorer, State, Swaps, metropolis, swap
+from crepe_diffusion.kernels import Explorer, Restitch, State, Swaps, metropolis, swap
 from crepe_diffusion.kernels.swap import Accept
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import walk
@@ -204,6 +204,28 @@ class ReplicaExchange:
         self.ladder = equal_rejection(self.ladder, self.diagnostics)
         return self.ladder
 
+    def restart(self, x: Tensor, level: int) -> None:
+        """All replicas anew, from one point a chain (chains, *event) at this level: noised above, denoised below it."""
+        wanted, top = (self.n_chains, *self.state.x.shape[1:]), self.ladder.n_levels - 1
+        if not 0 <= level <= top or x.shape != wanted:
+            raise InputError(f"need a level of 0 to {top} and points {wanted}, got {level!r} and {tuple(x.shape)}")
+        self.state = self._around(x, level, self.stream.at(self.iteration, "restart"))
+        self.diagnostics = Diagnostics(self.state.level)
+
+    def _around(self, x: Tensor, level: int, stream: Stream) -> State:
+        """Replicas at every level that come from these points at one."""
+        evaluate, top, k = self.evaluate, self.ladder.n_levels - 1, self.ladder.substeps
+        start = evaluate(x, self.ladder.levels[level].expand(len(x)))
+        found = {level: (x, start)}
+        for step, last in ((-1, 0), (1, top)):
+            here, view = x, start
+            direction = torch.full((len(x),), step)
+            for m in range(level, last, step):
+                path = walk(evaluate, here, view, torch.full((len(x),), m * k), direction, k, stream.at(m, step))
+                here, view = found[m + step] = path.x, path.view
+        points, views = zip(*(found[m] for m in range(top + 1)), strict=True)
+        return _of_levels(list(points), list(views), self.n_chains)
+
     def restart_diagnostics(self) -> None:
         """Forget what was recorded (after burn-in, or when the target changed); the index process goes on."""
         trips = self.diagnostics.trips
@@ -273,9 +295,14 @@ class ReplicaExchange:
         self.restart_diagnostics()
 
     def _initial(self) -> State:
-        """Every chain denoises once by the proposal and leaves a replica at each level it passes."""
+        """Every chain denoises once by the proposal and leaves a replica at each level it passes.
+
+        An explorer that knows a better place to begin is asked for it.
+        """
         evaluate, levels, k = self.evaluate, self.evaluate.ladder.n_levels, self.evaluate.ladder.substeps
         stream = self.stream.at("initial")
+        if isinstance(self.explorer, Restitch):
+            return self._around(*self.explorer.begin(evaluate, self.n_chains, stream.at("begin")), stream)
         x = evaluate.noise(stream.at("noise"), self.n_chains)
         view = evaluate(x, evaluate.ladder.times[-1:].expand(self.n_chains))
         down = torch.full((self.n_chains,), -1)
@@ -285,11 +312,14 @@ class ReplicaExchange:
             x, view = path.x, path.view
             points.append(x)
             views.append(view)
-        points.reverse()
-        views.reverse()
-        order = (torch.arange(levels)[None] * self.n_chains + torch.arange(self.n_chains)[:, None]).flatten()
-        level = torch.arange(levels).expand(self.n_chains, -1).clone()
-        return State(torch.cat(points)[order], View.cat(views).rows(order), level)
+        return _of_levels(points[::-1], views[::-1], self.n_chains)
+
+
+def _of_levels(points: list[Tensor], views: list[View], n_chains: int) -> State:
+    """A state from points (chains, *event) at every level."""
+    n = len(points)
+    order = (torch.arange(n)[None] * n_chains + torch.arange(n_chains)[:, None]).flatten()
+    return State(torch.cat(points)[order], View.cat(views).rows(order), torch.arange(n).expand(n_chains, -1).clone())
 
 
 def equal_rejection(ladder: Ladder, diagnostics: Diagnostics, n_levels: int | None = None) -> Ladder:

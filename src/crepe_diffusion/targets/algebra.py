@@ -20,6 +20,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models import Model
 from crepe_diffusion.processes.base import check_choice
+from crepe_diffusion.schedules import Ladder, Matched
 from crepe_diffusion.schedules import anneal as annealing
 
 __all__ = ["Reward", "Target", "guided"]
@@ -52,6 +53,10 @@ class Reward:
         check_choice("on", self.on, ("prediction", "state", "mode"))
         if not math.isfinite(self.scale):
             raise InputError(f"the scale of a reward must be finite, got {self.scale!r}")
+
+    def weight(self, t: Tensor, ladder: Ladder) -> Tensor:
+        """`scale * gamma` at each time."""
+        return self.scale * self.anneal(t if isinstance(self.anneal, Matched) else ladder.progress(t))
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ class Evaluator:
             self.groups.setdefault(model.network, []).append(j)
         shared = [[target.models[j] for j in members] for members in self.groups.values()]
         self.network_rows = sum(models[0].rows_together(models) for models in shared)
-        process.check_times(ladder.times)
+        process.kernels.check_times(ladder.times)
+        process.kernels.check_event(torch.Size(target.models[0].event_shape))
         discrete = process.is_discrete
         for reward in target.rewards:
             if discrete and self._guidance(reward) != "none":
@@ -145,7 +146,6 @@ class Evaluator:
         gradient = [r for r in self.target.rewards if self._guidance(r) == "gradient"]
         free = [r for r in self.target.rewards if self._guidance(r) == "jacobian-free"]
         blind = [r for r in self.target.rewards if self._guidance(r) == "none"]
-        gamma = self.ladder.progress(t)
         guidance = None
         value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         through = [r for r in gradient if r.on == "prediction"]
@@ -154,7 +154,7 @@ class Evaluator:
             predictions = self._predict(x_in, t)
             if gradient:
                 with torch.enable_grad():
-                    r = self._reward(gradient, x_in, t, predictions, gamma)
+                    r = self._reward(gradient, x_in, t, predictions)
                     guidance = torch.autograd.grad(r.sum(), x_in)[0]
                 value = value + r.detach()
                 self.counts.gradient_rows += len(x) * self.network_rows if through else 0
@@ -162,10 +162,10 @@ class Evaluator:
             predictions = tuple(p.detach().clone() for p in predictions)
         with torch.no_grad():
             if free:
-                r, g = self._jacobian_free(free, x, t, predictions, gamma)
+                r, g = self._jacobian_free(free, x, t, predictions)
                 value, guidance = value + r, g if guidance is None else guidance + g
             if blind and rewards:
-                value = value + self._reward(blind, x, t, predictions, gamma)
+                value = value + self._reward(blind, x, t, predictions)
             if guidance is not None and self.proposal.clip is not None:
                 norm = guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
@@ -195,13 +195,11 @@ class Evaluator:
                 f" log-probabilities of shape {(*x.shape, 'V')} are wanted"
             )
 
-    def _reward(
-        self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], progress: Tensor
-    ) -> Tensor:
+    def _reward(self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
         """`sum_i scale_i gamma_i(u) r_i`, in float64."""
         total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         for term in terms:
-            total = total + self._term(term, self._seen(term, x, t, predictions), progress)
+            total = total + self._term(term, self._seen(term, x, t, predictions), t)
         return total
 
     def _seen(self, term: Reward, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
@@ -210,30 +208,29 @@ class Evaluator:
         expected = self.process.expectation(x, t, predictions, self.law)
         return expected.argmax(-1) if term.on == "mode" else expected
 
-    def _term(self, term: Reward, seen: Tensor, progress: Tensor) -> Tensor:
+    def _term(self, term: Reward, seen: Tensor, t: Tensor) -> Tensor:
         r = term.function(seen)
         if not isinstance(r, Tensor) or r.shape != (len(seen),):
             got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
             raise InputError(f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}")
         self.counts.rewards += len(seen)
-        weight, r = term.scale * term.anneal(progress), r.to(torch.float64)
+        weight, r = term.weight(t, self.ladder), r.to(torch.float64)
         # A constraint that is annealed away does not bind: 0 times minus infinity is 0 here.
         return (weight * r).where((weight != 0) | r.isfinite(), 0.0)
 
     def _jacobian_free(
-        self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], progress: Tensor
+        self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor]:
         """The gradient at the prediction, with the network's Jacobian replaced by its mean."""
         value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         guidance = torch.zeros_like(x)
-        jacobian = self.process.jacobian(t, self.law)
         for term in terms:
             with torch.enable_grad():
                 seen = self._seen(term, x, t, predictions).detach().requires_grad_()
-                r = self._term(term, seen, progress)
+                r = self._term(term, seen, t)
                 g = torch.autograd.grad(r.sum(), seen)[0]
             value = value + r.detach()
-            guidance = guidance + (g if term.on == "state" else g * rows_like(jacobian, g).to(g.dtype))
+            guidance = guidance + (g if term.on == "state" else self.process.pull_back(g, t, self.law))
         return value, guidance
 
     def _check(

@@ -101,5 +101,5 @@ def by_noise(model: EDM, x: Tensor, sigmas: Tensor, seed: int = 0) -> Tensor:
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed + i))
         y = x + sigma * (noise - noise.mean(1, keepdim=True))
         error = (model(y, sigma.expand(len(x))) - x).square().mean() * (n / (n - 1))  # one atom's worth is not free
-        out.append(model.weight(sigma) * error)
+        out.append(model.weight(sigma[None])[0] * error)
     return torch.stack(out)

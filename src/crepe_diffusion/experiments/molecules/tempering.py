@@ -71,7 +71,7 @@ class Setting:
 
 def paper(model: Denoiser, budget: Budget) -> Setting:
     """The reference process has the scale of the data."""
-    scale = float(model.function.sigma_data)  # type: ignore[attr-defined]
+    scale = float(model.function.scales)  # type: ignore[attr-defined]
     levels = cd.ladder.karras(budget.n_levels, 0.001, 10.0, substeps=budget.substeps)
     process = EulerMaruyama(zero_mean=0, reference=scale)
     return Setting(levels, {"process": process, "proposal": cd.Proposal("paper")}, cd.Langevin())

@@ -1,0 +1,149 @@
+"""Train a denoiser: EDM's loss, Adam, an average of the weights, and checkpoints to continue from.
+
+Every step draws from a generator seeded by its own number, so a training that was ended and resumed is the same
+training.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models.edm import EDM
+from crepe_diffusion.run.files import publish
+
+__all__ = ["Settings", "load_weights", "loss", "save_weights", "train"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train: noise is `exp(N(noise_mean, noise_std^2))`; the rate warms up, then falls as a cosine."""
+
+    n_steps: int
+    batch: int = 1024
+    rate: float = 1e-3
+    warm_up: int = 500
+    average: float = 0.999
+    noise_mean: float = -1.2
+    noise_std: float = 1.2
+    clip: float = 1.0
+    seed: int = 0
+
+    def rate_at(self, step: int) -> float:
+        through = min(1.0, step / self.n_steps)
+        return self.rate * min(1.0, (step + 1) / self.warm_up) * 0.5 * (1 + math.cos(math.pi * through))
+
+
+def loss(model: EDM, x: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
+    """The weighted squared error of one noisy batch."""
+    sigma = (settings.noise_mean + settings.noise_std * torch.randn(len(x), generator=generator)).exp()
+    noise = torch.randn(x.shape, generator=generator)
+    y = x + noise * sigma.reshape(-1, *[1] * (x.ndim - 1))
+    return (model.weight(sigma) * (model(y, sigma) - x).square().flatten(1).mean(1)).mean()
+
+
+def train(
+    model: EDM,
+    batches: Callable[[int, torch.Generator], Tensor],
+    settings: Settings,
+    folder: Path,
+    *,
+    validate: Callable[[EDM], float] | None = None,
+    every: int = 500,
+) -> Iterator[dict[str, float]]:
+    """Train in place; yields a line of the log every so many steps, after its checkpoint is written.
+
+    `batches(n, generator)` draws n samples. Continues from the checkpoint in `folder` if there is one; at the end
+    (and at every yield) `folder/average.safetensors` holds the averaged weights.
+    """
+    average = copy.deepcopy(model).eval().requires_grad_(False)
+    optimiser = torch.optim.Adam(model.parameters(), lr=settings.rate, betas=(0.9, 0.99))
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = folder / "checkpoint.safetensors"
+    step = _restore(checkpoint, model, average, optimiser, settings) if checkpoint.exists() else 0
+    total, n, began = 0.0, 0, time.perf_counter()
+    while step < settings.n_steps:
+        generator = torch.Generator().manual_seed((settings.seed << 32) + step)
+        for group in optimiser.param_groups:
+            group["lr"] = settings.rate_at(step)
+        value = loss(model, batches(settings.batch, generator), settings, generator)
+        optimiser.zero_grad(set_to_none=True)
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
+        optimiser.step()
+        step += 1
+        with torch.no_grad():
+            keep = min(settings.average, (1 + step) / (10 + step))
+            for a, b in zip(average.parameters(), model.parameters(), strict=True):
+                a.lerp_(b, 1 - keep)
+        total, n = total + value.item(), n + 1
+        if not math.isfinite(total):
+            raise FloatingPointError(f"the loss is not finite at step {step}; the checkpoint before it is kept")
+        if step % every == 0 or step == settings.n_steps:
+            line = {"step": step, "loss": total / n, "seconds": time.perf_counter() - began}
+            if validate is not None:
+                line["validation"] = validate(average)
+            publish(folder / "average.safetensors", save(average.state_dict()))
+            publish(checkpoint, _pack(step, model, average, optimiser, settings))
+            with (folder / "log.jsonl").open("a") as log:
+                log.write(json.dumps(line) + "\n")
+            total, n, began = 0.0, 0, time.perf_counter()
+            yield line
+    model.load_state_dict(average.state_dict())
+
+
+def _pack(step: int, model: EDM, average: EDM, optimiser: torch.optim.Adam, settings: Settings) -> bytes:
+    tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
+    tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
+    for name, p in model.named_parameters():
+        for key in ("exp_avg", "exp_avg_sq"):
+            tensors[f"{key}.{name}"] = optimiser.state[p][key]
+    return save(tensors, {"step": str(step), "settings": json.dumps(asdict(settings))})
+
+
+def _restore(path: Path, model: EDM, average: EDM, optimiser: torch.optim.Adam, settings: Settings) -> int:
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    before = json.loads(metadata["settings"])
+    if before != asdict(settings):
+        changed = {k: (v, asdict(settings)[k]) for k, v in before.items() if v != asdict(settings)[k]}
+        raise InputError(f"{path} was written with other settings {changed}; choose another folder to begin anew")
+    tensors = load_file(path)
+    for prefix, module in (("model", model), ("average", average)):
+        module.load_state_dict(
+            {k.removeprefix(f"{prefix}."): v for k, v in tensors.items() if k.startswith(f"{prefix}.")}
+        )
+    step = int(metadata["step"])
+    for name, p in model.named_parameters():
+        optimiser.state[p] = {
+            "step": torch.tensor(float(step)),
+            "exp_avg": tensors[f"exp_avg.{name}"],
+            "exp_avg_sq": tensors[f"exp_avg_sq.{name}"],
+        }
+    return step
+
+
+def save_weights(path: Path, model: EDM, about: dict[str, str], others: dict[str, Tensor] | None = None) -> None:
+    """Weights with what one needs to know to use them, and other tensors beside them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    publish(path, save({k: v.contiguous() for k, v in {**model.state_dict(), **(others or {})}.items()}, about))
+
+
+def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `save_weights` wrote."""
+    if not path.exists():
+        raise InputError(f"no weights at {path}")
+    with safe_open(path, "pt") as file:
+        about = file.metadata() or {}
+    return load_file(path), about

@@ -1,0 +1,151 @@
+"""Whether a run goes on with what it began with: its configuration, and what models and rewards say of two points."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.random import Stream
+from crepe_diffusion.run.config import Config
+from crepe_diffusion.run.experiment import Experiment
+from crepe_diffusion.run.files import DamagedError, digest, publish, read_json, write_json
+from crepe_diffusion.targets import Counts, Evaluator
+
+__all__ = ["check_probe", "check_unchanged", "import_path", "probe", "write_config", "write_information"]
+
+SCHEMA = 1
+Probe = dict[str, list[float]]
+
+
+def write_information(folder: Path, config: Config, experiment: Experiment, import_path: str) -> None:
+    information = {
+        "schema": SCHEMA,
+        "versions": _versions(),
+        "seed": config.sampler.seed,
+        "config_hash": config.identity(),
+        "config_text": text_digest(config),
+        "fingerprint": experiment.fingerprint,
+        "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "import_path": import_path,
+    }
+    write_json(folder / "run.json", information)
+
+
+def import_path(folder: Path) -> str:
+    try:
+        return str(read_json(folder / "run.json").get("import_path", ""))
+    except (OSError, DamagedError):
+        return ""
+
+
+def write_config(folder: Path, config: Config) -> None:
+    publish(folder / "config.toml", config.to_toml().encode())
+
+
+def text_digest(config: Config) -> str:
+    return digest(config.to_toml().encode())
+
+
+def write_changed(folder: Path, config: Config) -> None:
+    """A configuration that was changed in what may change."""
+    write_config(folder, config)
+    write_json(folder / "run.json", {**read_json(folder / "run.json"), "config_text": text_digest(config)})
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in ("crepe-diffusion", "torch", "numpy"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return versions
+
+
+def probe(e: Evaluator) -> Probe:
+    """What models, rewards and kernels say of two points at both ends of the ladder: it changes when they do."""
+    evaluate = Evaluator(
+        e.target,
+        e.ladder,
+        e.process,
+        e.proposal,
+        micro_batch=e.micro_batch,
+        nonfinite="reject",
+        counts=Counts(),
+    )
+    x = evaluate.noise(Stream(0).at("probe"), 2)
+    s, t = e.ladder.times[0].expand(2), e.ladder.times[-1].expand(2)
+    views = evaluate(x, s), evaluate(x, t)
+    ratios = e.process.log_ratios(x, x, *views, s, t, evaluate.law)
+    parts = {
+        "models": [p for view in views for p in view.predictions],
+        "rewards": [z for view in views for z in (view.steer, view.reward)],
+        "kernels": list(ratios),
+    }
+    return {part: [v for z in tensors for v in _digest_numbers(z)] for part, tensors in parts.items()}
+
+
+def _digest_numbers(z: Tensor) -> list[float]:
+    """A few numbers that change with any entry of a tensor."""
+    flat = z.detach().to(torch.float64).flatten()
+    finite = flat[flat.isfinite()]
+    moments = [float(finite.sum()), float(finite.square().sum()), float(len(finite))]
+    return [*moments, *(float(v) if math.isfinite(v) else 0.0 for v in flat[:6].tolist())]
+
+
+def check_probe(folder: Path, now: Probe, before: Probe, allow_changed: bool, say: Callable[[str], None]) -> None:
+    for part, what in (
+        ("models", "the model or its process gives"),
+        ("rewards", "the rewards or the proposal give"),
+        ("kernels", "the process has kernels of"),
+    ):
+        same = len(now[part]) == len(before[part]) and np.allclose(
+            now[part], before[part], rtol=1e-4, atol=1e-6, equal_nan=True
+        )
+        if not same:
+            text = f"{what} other values than when the run began"
+            if not allow_changed:
+                raise InputError(f"{folder}: {text}; --allow-changed goes on nevertheless")
+            say(text)
+            return
+
+
+def check_unchanged(
+    folder: Path, config: Config, experiment: Experiment, allow_changed: bool, say: Callable[[str], None]
+) -> None:
+    """Compare configuration and fingerprint with those that the run began with."""
+    try:
+        information = read_json(folder / "run.json")
+    except (OSError, DamagedError) as error:
+        text = f"damaged: {error}; nothing tells whether configuration and model are those that the run began with"
+        if not allow_changed:
+            raise DamagedError(folder / "run.json", f"{text}; --allow-changed goes on nevertheless") from None
+        say(text)
+        write_information(folder, config, experiment, "")
+        return
+    if information["schema"] != SCHEMA:
+        raise InputError(f"{folder} has schema {information['schema']}; this version reads {SCHEMA}")
+    changes = []
+    if information["config_hash"] != config.identity():
+        changes.append("config.toml was changed since the run began")
+    elif information["config_text"] != digest((folder / "config.toml").read_bytes()):
+        say("config.toml was changed in what may change ([stop], cadences)")
+    if information["fingerprint"] != experiment.fingerprint:
+        changes.append("the model is not the one that the run began with (its fingerprint differs)")
+    for change in changes:
+        if not allow_changed:
+            raise InputError(f"{folder}: {change}; --allow-changed goes on nevertheless")
+        say(change)
+    if changes:
+        write_config(folder, config)
+        new = {"config_hash": config.identity(), "config_text": text_digest(config)}
+        write_json(folder / "run.json", {**information, **new, "fingerprint": experiment.fingerprint})
