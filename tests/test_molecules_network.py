@@ -128,6 +128,15 @@ def test_training_resumes_and_learns_the_bond(tmp_path):
     assert model.by_noise(untrained, x, torch.tensor([0.01]))[0] > 0.97
 
 
+def test_hydrogens_are_renamed_in_half_of_the_rows_and_nothing_else():
+    x = torch.arange(4000 * 6 * 3, dtype=torch.float32).reshape(4000, 6, 3)
+    y = model.renamed(x, np.array([[0, 1, 2, 3]]), torch.Generator().manual_seed(0))
+    swapped = (y[:, 2] == x[:, 3]).all(1)
+    assert abs(swapped.float().mean() - 0.5) < 5 * 0.5 / 4000**0.5
+    assert torch.equal(y[swapped][:, [0, 1, 3, 2, 4, 5]], x[swapped])
+    assert torch.equal(y[~swapped], x[~swapped])
+
+
 def test_unknown_networks_are_refused():
     with pytest.raises(InputError, match='"pairs" or "egnn", got \'mlp\''):
         model.build({"kind": "mlp", "n_layers": 2, "width": 8}, 3, 0.1)

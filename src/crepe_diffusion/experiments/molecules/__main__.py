@@ -139,7 +139,7 @@ def _train(given: argparse.Namespace) -> int:
     import torch
 
     from crepe_diffusion.experiments.molecules import data, model
-    from crepe_diffusion.experiments.molecules.geometry import bonds, stereocentres
+    from crepe_diffusion.experiments.molecules.geometry import alphas, bonds, methyls
 
     torch.set_num_threads(given.threads)
     chosen = peptide(given.peptide)
@@ -149,9 +149,10 @@ def _train(given: argparse.Namespace) -> int:
     settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch)
     folder = given.out or given.data / chosen.name / "training"
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
-    centres = stereocentres(bonds(chosen))
-    network = model.NETWORKS[given.network]
-    for line in model.train_model(frames, folder, chosen.name, network, settings, centres, about):
+    pairs, network = bonds(chosen), model.NETWORKS[given.network]
+    # One alpha carbon of the wrong hand is a mirror image, which is as good; of several, each has to be right.
+    centres = alphas(pairs) if chosen.n_residues > 1 else None
+    for line in model.train_model(frames, folder, chosen.name, network, settings, centres, methyls(pairs), about):
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
     return 0
 

@@ -10,6 +10,7 @@ from crepe_diffusion.errors import InputError
 
 __all__ = [
     "aligned",
+    "alphas",
     "backbone",
     "bonds",
     "dihedrals",
@@ -74,6 +75,12 @@ def methyls(pairs: np.ndarray) -> np.ndarray:
     return np.array([(atom, *leaves) for atom, leaves in ends.items() if len(leaves) == 3])
 
 
+def alphas(pairs: np.ndarray) -> np.ndarray:
+    """The other stereocentres: alpha carbons with three of their neighbours, (residues, 4)."""
+    carbons = methyls(pairs)[:, 0]
+    return np.array([centre for centre in stereocentres(pairs) if centre[0] not in carbons])
+
+
 def _neighbours(pairs: np.ndarray) -> dict[int, list[int]]:
     around: dict[int, list[int]] = {}
     for a, b in pairs.tolist():
@@ -108,8 +115,7 @@ def same_hand(x: np.ndarray, pairs: np.ndarray, reference: np.ndarray) -> tuple[
     A network that knows distances only draws both hands equally often. The energy does not tell them apart either, so
     mirroring is exact; a molecule with some alpha carbons of either hand is an error of the model, and is counted.
     """
-    groups = methyls(pairs)
-    alpha = np.array([c for c in stereocentres(pairs) if c[0] not in groups[:, 0]])
+    groups, alpha = methyls(pairs), alphas(pairs)
     same = handedness(x, alpha) == handedness(reference[None], alpha)
     mirrored = same.mean(1) < 0.5
     turned = np.where(mirrored[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x)

@@ -5,9 +5,9 @@
 `d_ij` are the distances of atoms, `V_c = (a x b) . c` the signed volumes that three neighbours span at a stereocentre.
 The score of a law that is invariant under rigid motions has this form, for its log-density is a function of such
 invariants. `PairForces` lets one network give all `w` from all invariants, which is cheap because the atoms of one
-molecule have names and need no permutation symmetry. Distances alone do not tell mirror images apart, and mixed up the
-hands of one molecule's centres; the volumes do. `EGNN` is the graph network of the paper (Satorras et al. 2021,
-Hoogeboom et al. 2022), which knows distances only.
+molecule have names and need no permutation symmetry. Distances alone do not tell mirror images apart; volumes do, where
+they are given. `EGNN` is the graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022), which knows
+distances only.
 """
 
 from __future__ import annotations
