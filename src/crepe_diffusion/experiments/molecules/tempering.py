@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +78,11 @@ def paper(model: Denoiser, budget: Budget) -> Setting:
 
 
 def own(model: Denoiser, budget: Budget) -> Setting:
-    """The noise end need not be far beyond the data, whose scale is 0.2 nm: its law is known from the fit."""
-    levels = cd.ladder.karras(budget.n_levels, 0.0005, 2.0, substeps=budget.substeps)
+    """The noise end need not be far beyond the data, whose scale is 0.2 nm: its law is known from the fit.
+
+    Samples are finished from level 0 to no noise at all: what is left there would show in the energy of bonds.
+    """
+    levels = replace(cd.ladder.karras(budget.n_levels, 0.0005, 2.0, substeps=budget.substeps), finish=(0.0,))
     return Setting(levels, {"process": Gaussian(zero_mean=0)}, cd.Bounce())
 
 
