@@ -10,7 +10,9 @@ from crepe_diffusion.experiments.molecules import model, tempering
 from crepe_diffusion.models.edm import EDM
 
 SCALE, BETA, N_FREE = 0.2, 2.5, 9
-BUDGET = tempering.Budget(rows=150_000, n_chains=20, n_levels=41, substeps=2, batch=500, n_adapt=1, burn_in=0.4)
+BUDGET = tempering.Budget(
+    rows=150_000, n_chains=20, n_levels=41, substeps=2, batch=500, n_adapt=1, burn_in=0.4, fit_samples=256
+)
 
 
 class Nothing(torch.nn.Module):
@@ -57,7 +59,7 @@ def test_the_untempered_model_is_the_model(gaussian):
 
 
 def test_what_is_there_is_not_done_again(gaussian, tmp_path, monkeypatch):
-    small = tempering.Budget(rows=4000, n_levels=11, substeps=1, batch=50)
+    small = tempering.Budget(rows=4000, n_levels=11, substeps=1, batch=50, fit_samples=64)
     run = lambda: list(tempering.temper(gaussian, BETA, tmp_path, small, (0, 1), ("RNE, own",)))  # noqa: E731
     paths = run()
     first = [p.read_bytes() for p in paths]

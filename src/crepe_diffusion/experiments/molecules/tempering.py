@@ -49,6 +49,7 @@ class Budget:
     burn_in: float = 0.1
     """The share of the rows that replica exchange spends before it keeps samples (and adapts its ladder)."""
     n_adapt: int = 3
+    fit_samples: int = 512
     micro_batch: int = 4096
 
 
@@ -83,7 +84,7 @@ def own(model: Denoiser, budget: Budget) -> Setting:
     Samples are finished from level 0 to no noise at all: what is left there would show in the energy of bonds.
     """
     levels = replace(cd.ladder.karras(budget.n_levels, 0.0005, 2.0, substeps=budget.substeps), finish=(0.0,))
-    return Setting(levels, {"process": Gaussian(zero_mean=0)}, cd.Bounce())
+    return Setting(levels, {"process": Gaussian(zero_mean=0), "fit_samples": budget.fit_samples}, cd.Bounce())
 
 
 def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int, adapt: bool) -> Draws:
