@@ -230,6 +230,16 @@ def test_halves_of_one_law_pass_and_a_drift_does_not():
     assert abs(convergence.compare(correlated(20_000, 100, 0.3, rng), correlated(20_000, 100, 0.5, rng))[0]) > 4
 
 
+def test_a_basin_that_was_never_entered_is_not_converged():
+    """Both halves agree that it is empty; only the count of crossings knows better."""
+    empty = np.zeros((2000, 1))
+    z = convergence.compare(empty[:1000], empty[1000:])
+    assert z == 0
+    assert "phi changed its sign 2 times, and should 200 times" in convergence.verdict(2, z)
+    assert convergence.verdict(500, z) == "converged"
+    assert "differ by 4.0 standard errors" in convergence.verdict(500, np.array([0.1, -4.0]))
+
+
 def test_basins_are_where_they_should_be():
     chosen = peptide("dipeptide")
     places = {"phi > 0": (55, 45), "beta": (-150, 150), "alpha": (-60, -40)}

@@ -118,7 +118,6 @@ def _check(given: argparse.Namespace) -> int:
         print(f"{chosen.name} at {temperature:g} K: {len(trajectories)} trajectories, {length:.1f} ns")
         phi = backbone(chosen.atoms)["phi"]
         crossed = sum(convergence.transitions(dihedrals(t, phi)[:, k]) for t in trajectories for k in range(len(phi)))
-        print(f"  changes of sign of phi: {crossed}")
         inside = [convergence.basins(t, chosen.atoms) for t in trajectories]
         whole = np.concatenate(inside)
         halves = [
@@ -132,6 +131,8 @@ def _check(given: argparse.Namespace) -> int:
                 f"  {basin.name:8s} {whole[:, k].mean():.4f} +- {error[k]:.4f}   halves z = {z_halves[k]:+.1f}   "
                 f"trajectories |z| <= {max(abs(z[k]) for z in z_walkers):.1f}"
             )
+        print(f"  changes of sign of phi: {crossed}")
+        print(f"  {convergence.verdict(crossed, np.stack([z_halves, *z_walkers]))}")
     return 0
 
 

@@ -14,9 +14,10 @@ import numpy as np
 
 from crepe_diffusion.experiments.molecules.geometry import backbone, dihedrals
 
-__all__ = ["BASINS", "Basin", "basins", "compare", "transitions"]
+__all__ = ["BASINS", "Basin", "basins", "compare", "transitions", "verdict"]
 
 N_BATCHES = 10
+ENOUGH = 200  # changes of sign: 100 visits leave a basin's population uncertain by about a tenth
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,18 @@ def variance(frames: np.ndarray, n_batches: int = N_BATCHES) -> np.ndarray:
     """Of the mean of correlated frames (frames, basins), by batch means."""
     batches = np.array_split(frames, n_batches)
     return np.var([b.mean(0) for b in batches], axis=0, ddof=1) / n_batches
+
+
+def verdict(crossings: int, z: np.ndarray) -> str:
+    """What stands in the way of trusting the populations, or "converged".
+
+    z-scores cannot see a basin that was never entered, or entered once: no halves disagree about what neither knows.
+    """
+    reasons = [] if crossings >= ENOUGH else [f"phi changed its sign {crossings} times, and should {ENOUGH} times"]
+    worst = float(np.abs(z).max())
+    if worst > 3:
+        reasons.append(f"populations differ by {worst:.1f} standard errors")
+    return "not converged: " + "; ".join(reasons) if reasons else "converged"
 
 
 def transitions(phi: np.ndarray) -> int:
