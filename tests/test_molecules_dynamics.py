@@ -235,9 +235,12 @@ def test_a_basin_that_was_never_entered_is_not_converged():
     empty = np.zeros((2000, 1))
     z = convergence.compare(empty[:1000], empty[1000:])
     assert z == 0
-    assert "phi changed its sign 2 times, and should 200 times" in convergence.verdict(2, z)
-    assert convergence.verdict(500, z) == "converged"
-    assert "differ by 4.0 standard errors" in convergence.verdict(500, np.array([0.1, -4.0]))
+    known = (np.array([0.05, 0.65]), np.array([0.003, 0.01]))
+    assert "phi changed its sign 2 times, and should 200 times" in convergence.verdict(2, z, *known)
+    assert convergence.verdict(500, z, *known) == "converged"
+    assert "differ by 4.0 standard errors" in convergence.verdict(500, np.array([0.1, -4.0]), *known)
+    vague = np.array([0.05, 0.65]), np.array([0.03, 0.01])
+    assert "phi > 0 is 0.050 +- 0.030" in convergence.verdict(500, z, *vague)
 
 
 def test_basins_are_where_they_should_be():

@@ -132,7 +132,7 @@ def _check(given: argparse.Namespace) -> int:
                 f"trajectories |z| <= {max(abs(z[k]) for z in z_walkers):.1f}"
             )
         print(f"  changes of sign of phi: {crossed}")
-        print(f"  {convergence.verdict(crossed, np.stack([z_halves, *z_walkers]))}")
+        print(f"  {convergence.verdict(crossed, np.stack([z_halves, *z_walkers]), whole.mean(0), error)}")
     return 0
 
 

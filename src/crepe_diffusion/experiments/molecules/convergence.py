@@ -17,6 +17,7 @@ from crepe_diffusion.experiments.molecules.geometry import backbone, dihedrals
 __all__ = ["BASINS", "Basin", "basins", "compare", "transitions", "verdict"]
 
 N_BATCHES = 10
+NOTABLE = 0.005  # a share of the frames below which a basin hardly shows in any metric
 ENOUGH = 200  # changes of sign: 100 visits leave a basin's population uncertain by about a tenth
 
 
@@ -62,7 +63,7 @@ def variance(frames: np.ndarray, n_batches: int = N_BATCHES) -> np.ndarray:
     return np.var([b.mean(0) for b in batches], axis=0, ddof=1) / n_batches
 
 
-def verdict(crossings: int, z: np.ndarray) -> str:
+def verdict(crossings: int, z: np.ndarray, share: np.ndarray, error: np.ndarray) -> str:
     """What stands in the way of trusting the populations, or "converged".
 
     z-scores cannot see a basin that was never entered, or entered once: no halves disagree about what neither knows.
@@ -71,6 +72,9 @@ def verdict(crossings: int, z: np.ndarray) -> str:
     worst = float(np.abs(z).max())
     if worst > 3:
         reasons.append(f"populations differ by {worst:.1f} standard errors")
+    for basin, p, e in zip(BASINS, share, error, strict=False):
+        if p > NOTABLE and e > p / 3:
+            reasons.append(f"{basin.name} is {p:.3f} +- {e:.3f}, not known to a third of itself")
     return "not converged: " + "; ".join(reasons) if reasons else "converged"
 
 
