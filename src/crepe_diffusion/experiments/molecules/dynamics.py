@@ -2,8 +2,8 @@
 
     accept a swap of replicas i and j with probability min(1, exp((1/kT_i - 1/kT_j) (U_i - U_j)))
 
-Plain dynamics at 300 K crosses between the signs of phi too rarely for its populations to be trusted; replicas that
-pass through the hot rungs cross there. A block is `BLOCK` frames of plain dynamics of every replica; between blocks
+Replicas that pass through the hot rungs cross barriers there, and hot frames are wanted anyway. Whether the cold rungs
+gain enough by it is for `check` to say: a single temperature is plain dynamics. A block is `BLOCK` frames of plain dynamics of every replica; between blocks
 replicas exchange rungs. Files are sorted by rung, so each holds one temperature, and any `BLOCK` successive frames from
 a multiple of `BLOCK` on are one continuous piece (what a time-lagged analysis needs).
 
