@@ -3,9 +3,10 @@
     accept a swap of replicas i and j with probability min(1, exp((1/kT_i - 1/kT_j) (U_i - U_j)))
 
 Replicas that pass through the hot rungs cross barriers there, and hot frames are wanted anyway. Whether the cold rungs
-gain enough by it is for `check` to say: a single temperature is plain dynamics. A block is `BLOCK` frames of plain dynamics of every replica; between blocks
-replicas exchange rungs. Files are sorted by rung, so each holds one temperature, and any `BLOCK` successive frames from
-a multiple of `BLOCK` on are one continuous piece (what a time-lagged analysis needs).
+gain enough by it is for `check` to say: a single temperature is plain dynamics. A block is `BLOCK` frames of plain
+dynamics of every replica; between blocks replicas exchange rungs. Files are sorted by rung, so each holds one
+temperature, and any `BLOCK` successive frames from a multiple of `BLOCK` on are one continuous piece (what a
+time-lagged analysis needs).
 
 Everything random in block b is seeded by (seed, walker, b), and a block begins from the arrays in the checkpoint, so a
 run that was killed goes on as if it had not been: no frame is lost, doubled or changed.
