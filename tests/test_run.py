@@ -273,7 +273,10 @@ BAD = [
     ({"sampler": {"n_chain": 2}}, r"\[sampler\]: unknown key 'n_chain', did you mean 'n_chains'"),
     ({"sampler": {"n_chains": "two"}}, r"\[sampler\] n_chains must be a whole number, got 'two'"),
     ({"sampler": {"n_chains": 0}}, "n_chains must be a positive integer, got 0"),
-    ({"sampler": {"explorer": "bounc"}}, "explorer must be bounce, langevin, metropolis, restitch or none, got 'bounc'"),
+    (
+        {"sampler": {"explorer": "bounc"}},
+        "explorer must be bounce, langevin, metropolis, restitch or none, got 'bounc'",
+    ),
     ({"ladder": {"kind": "cosine"}}, "kind must be karras, geometric, linear or times, got 'cosine'"),
     ({"ladder": {"sigma_max": -1}}, "sigma_max must be positive"),
     ({"output": {"thin": 0}}, r"\[output\] thin must be at least 1, got 0"),

@@ -1,0 +1,213 @@
+"""python -m crepe_diffusion.experiments.molecules COMMAND"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.experiments.molecules.peptides import PEPTIDES, peptide
+
+DATA = Path("data/molecules")
+RUNS = Path("runs/molecules")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m crepe_diffusion.experiments.molecules", description=__doc__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--peptide", choices=PEPTIDES, default="dipeptide")
+    shared.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where trajectories are kept")
+    shared.add_argument(
+        "--equilibration", type=float, default=500.0, metavar="PS", help="left out at the start of each trajectory"
+    )
+
+    sub = commands.add_parser("md", parents=[shared], help="molecular dynamics; goes on where it was left")
+    sub.add_argument("--temperature", type=float, nargs="+", metavar="K", help="rungs (default: the peptide's own)")
+    sub.add_argument("--walker", type=int, default=0, metavar="I", help="one process, one folder, one start")
+    sub.add_argument("--ns", type=float, default=250.0, help="length of each rung's trajectory, since the beginning")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.set_defaults(command=_md)
+
+    sub = commands.add_parser("check", parents=[shared], help="whether dynamics have converged")
+    sub.set_defaults(command=_check)
+
+    sub = commands.add_parser("train", parents=[shared], help="train on hot frames; goes on where it was left")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: DATA/PEPTIDE/training")
+    sub.add_argument("--network", default="pairs", help="pairs, pairs-small or egnn")
+    sub.add_argument("--steps", type=int, default=60_000)
+    sub.add_argument("--batch", type=int, default=512)
+    sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
+    sub.add_argument("--threads", type=int, default=1)
+    sub.set_defaults(command=_train)
+
+    sub = commands.add_parser("temper", parents=[shared], help="sample cold by every method; goes on where it was left")
+    sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--rows", type=int, default=50_000 * 201, help="network evaluations of each method and seed")
+    sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
+    sub.add_argument("--threads", type=int, default=1)
+    sub.set_defaults(command=_temper)
+
+    sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
+    sub.set_defaults(command=_report)
+
+    sub = commands.add_parser("subset", parents=[shared], help="a few blocks of frames, as shipped for the tiny preset")
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR")
+    sub.add_argument("--blocks", type=int, default=25, help="of 20 frames, at each temperature")
+    sub.set_defaults(command=_subset)
+
+    sub = commands.add_parser("tiny", help="everything after dynamics in small, from what is shipped: under a minute")
+    sub.add_argument("--out", type=Path, default=RUNS / "tiny", metavar="DIR")
+    sub.set_defaults(command=_tiny)
+
+    given = parser.parse_args(argv)
+    try:
+        return given.command(given)
+    except InputError as error:
+        print(f"molecules: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _md(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules.dynamics import BLOCK, INTERVAL, Walker
+
+    chosen = peptide(given.peptide)
+    temperatures = tuple(given.temperature or chosen.temperatures)
+    walker = Walker(given.data / chosen.name / f"walker-{given.walker}", chosen, temperatures, given.walker, given.seed)
+    start = walker.open()
+    wanted = round(given.ns * 1000 / (BLOCK * INTERVAL))
+    first, began, said = start.n_blocks, time.monotonic(), 0.0
+    for state in walker.run(start) if first < wanted else ():
+        done, spent = state.n_blocks, time.monotonic() - began
+        if spent - said > 60 or done == wanted:
+            said = spent
+            length = done * BLOCK * INTERVAL / 1000
+            speed = (done - first) * BLOCK * INTERVAL / 1000 * len(temperatures) / spent * 3600
+            share = state.n_accepted / max(1, state.n_attempted)
+            print(
+                f"{chosen.name} walker {given.walker}: {length:.2f} of {given.ns:g} ns at each of {len(temperatures)} "
+                f"rungs, {speed:.0f} ns/h in all, neighbours accept {share:.3f}",
+                flush=True,
+            )
+        if done >= wanted:
+            break
+    return 0
+
+
+def _check(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules import convergence, data
+    from crepe_diffusion.experiments.molecules.dynamics import INTERVAL
+    from crepe_diffusion.experiments.molecules.geometry import backbone, dihedrals
+
+    chosen = peptide(given.peptide)
+    for temperature in sorted({chosen.cold, chosen.hot}):
+        trajectories = data.load(given.data, chosen, temperature, given.equilibration)
+        length = sum(map(len, trajectories)) * INTERVAL / 1000
+        print(f"{chosen.name} at {temperature:g} K: {len(trajectories)} trajectories, {length:.1f} ns")
+        phi = backbone(chosen.atoms)["phi"]
+        crossed = sum(convergence.transitions(dihedrals(t, phi)[:, k]) for t in trajectories for k in range(len(phi)))
+        inside = [convergence.basins(t, chosen.atoms) for t in trajectories]
+        whole = np.concatenate(inside)
+        halves = [
+            np.concatenate([t[: len(t) // 2] for t in inside]),
+            np.concatenate([t[len(t) // 2 :] for t in inside]),
+        ]
+        z_halves, error = convergence.compare(*halves), np.sqrt(convergence.variance(whole))
+        z_walkers = [convergence.compare(a, b) for a, b in combinations(inside, 2)] or [np.zeros(4)]
+        for k, basin in enumerate(convergence.BASINS):
+            print(
+                f"  {basin.name:8s} {whole[:, k].mean():.4f} +- {error[k]:.4f}   halves z = {z_halves[k]:+.1f}   "
+                f"trajectories |z| <= {max(abs(z[k]) for z in z_walkers):.1f}"
+            )
+        print(f"  changes of sign of phi: {crossed}")
+        print(f"  {convergence.verdict(crossed, np.stack([z_halves, *z_walkers]), whole.mean(0), error)}")
+    return 0
+
+
+def _train(given: argparse.Namespace) -> int:
+    import torch
+
+    from crepe_diffusion.experiments.molecules import data, model
+    from crepe_diffusion.experiments.molecules.geometry import alphas, bonds, methyls
+
+    torch.set_num_threads(given.threads)
+    chosen = peptide(given.peptide)
+    if given.network not in model.NETWORKS:
+        raise InputError(f"network must be one of {', '.join(model.NETWORKS)}, got {given.network!r}")
+    frames = data.split(data.load(given.data, chosen, chosen.hot, given.equilibration, given.ps))
+    settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch)
+    folder = given.out or given.data / chosen.name / "training"
+    about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
+    pairs, network = bonds(chosen), model.NETWORKS[given.network]
+    # One alpha carbon of the wrong hand is a mirror image, which is as good; of several, each has to be right.
+    centres = alphas(pairs) if chosen.n_residues > 1 else None
+    for line in model.train_model(frames, folder, chosen.name, network, settings, centres, methyls(pairs), about):
+        print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
+    return 0
+
+
+def _temper(given: argparse.Namespace) -> int:
+    import torch
+
+    from crepe_diffusion.experiments.molecules import model, tempering
+
+    torch.set_num_threads(given.threads)
+    chosen = peptide(given.peptide)
+    folder = given.out or RUNS / chosen.name
+    methods = tuple(given.methods or tempering.METHODS)
+    budget = tempering.Budget(rows=given.rows)
+    began = time.monotonic()
+    trained = model.load(given.weights or chosen.name)
+    for path in tempering.temper(trained, chosen.beta, folder, budget, tuple(given.seeds), methods):
+        print(f"{time.monotonic() - began:8.0f} s  {path}", flush=True)
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules import data, report
+    from crepe_diffusion.experiments.molecules.metrics import Truth
+
+    chosen = peptide(given.peptide)
+    folder = given.out or RUNS / chosen.name
+    cold, hot = (
+        Truth(chosen, t, data.load(given.data, chosen, t, given.equilibration)) for t in (chosen.cold, chosen.hot)
+    )
+    rows = report.rows_of(cold, hot, folder, given.samples, lambda name: print(f"measuring: {name}", flush=True))
+    report.write(rows, cold, folder)
+    print(report.table(rows, chosen))
+    return 0
+
+
+def _subset(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules import data
+
+    chosen = peptide(given.peptide)
+    for path in data.subset(given.data, chosen, given.out, given.blocks, given.equilibration):
+        print(path)
+    return 0
+
+
+def _tiny(given: argparse.Namespace) -> int:
+    import torch
+
+    from crepe_diffusion.experiments.molecules import tiny
+
+    torch.set_num_threads(1)
+    print(tiny.run(given.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

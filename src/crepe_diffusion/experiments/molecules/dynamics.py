@@ -1,0 +1,184 @@
+"""Molecular dynamics at several temperatures at once, with replica exchange between them.
+
+    accept a swap of replicas i and j with probability min(1, exp((1/kT_i - 1/kT_j) (U_i - U_j)))
+
+Replicas that pass through the hot rungs cross barriers there, and hot frames are wanted anyway. Whether the cold rungs
+gain enough by it is for `check` to say: a single temperature is plain dynamics. A block is `BLOCK` frames of plain
+dynamics of every replica; between blocks replicas exchange rungs. Files are sorted by rung, so each holds one
+temperature, and any `BLOCK` successive frames from a multiple of `BLOCK` on are one continuous piece (what a
+time-lagged analysis needs).
+
+Everything random in block b is seeded by (seed, walker, b), and a block begins from the arrays in the checkpoint, so a
+run that was killed goes on as if it had not been: no frame is lost, doubled or changed.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import openmm
+from openmm import app, unit
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.experiments.molecules import trajectory
+from crepe_diffusion.experiments.molecules.peptides import GAS_CONSTANT, STEP, Peptide, integrator
+from crepe_diffusion.run.files import DamagedError, publish
+
+__all__ = ["BLOCK", "INTERVAL", "State", "Walker", "exchange", "rungs"]
+
+INTERVAL = 1.0  # ps between frames
+BLOCK = 20  # frames between exchanges
+STARTS = ((-60.0, -40.0), (-150.0, 150.0), (-75.0, 75.0), (55.0, 45.0))  # torsions: alpha-R, beta, C7eq, alpha-L
+
+
+@dataclass
+class State:
+    """All that the next block depends on: replicas `(replicas, atoms, 3)`, the rung of each, and how many blocks."""
+
+    positions: np.ndarray
+    velocities: np.ndarray
+    rung: np.ndarray
+    n_blocks: int = 0
+    n_attempted: int = 0
+    n_accepted: int = 0
+
+    def encode(self) -> bytes:
+        buffer = io.BytesIO()
+        np.savez(buffer, **vars(self))
+        return buffer.getvalue()
+
+    @classmethod
+    def decode(cls, path: Path) -> State:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                numbers = [int(arrays[name]) for name in ("n_blocks", "n_attempted", "n_accepted")]
+                return cls(arrays["positions"], arrays["velocities"], arrays["rung"], *numbers)
+        except (ValueError, OSError, KeyError) as error:
+            raise DamagedError(path, f"not a checkpoint of molecular dynamics ({error})") from None
+
+
+def exchange(energy: np.ndarray, rung: np.ndarray, betas: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
+    """Swap rungs (in place) of random pairs of replicas, many times over; how many were attempted and accepted.
+
+    Leaves the product of the rungs' laws invariant. So many attempts nearly draw the permutation anew, which is the
+    most that exchanges can do between two blocks; only swaps between neighbouring temperatures are counted.
+    """
+    place, n = np.unique(betas, return_inverse=True)[1], len(rung)
+    attempted = accepted = 0
+    rounds = n**3 if n > 1 else 0
+    first = rng.integers(n, size=rounds)
+    second = (first + rng.integers(1, max(2, n), size=rounds)) % n
+    for i, j, log_u in zip(first, second, np.log(rng.random(rounds)), strict=True):
+        takes = log_u < (betas[rung[i]] - betas[rung[j]]) * (energy[i] - energy[j])
+        neighbours = abs(place[rung[i]] - place[rung[j]]) == 1
+        attempted, accepted = attempted + neighbours, accepted + (neighbours and takes)
+        if takes:
+            rung[i], rung[j] = rung[j], rung[i]
+    return int(attempted), int(accepted)
+
+
+class Walker:
+    """One process's replicas, kept in a folder: a trajectory for each rung and a checkpoint."""
+
+    def __init__(self, folder: Path, peptide: Peptide, temperatures: tuple[float, ...], index: int, seed: int = 0):
+        if not temperatures or min(temperatures) <= 0:
+            raise InputError(f"temperatures must be positive, in kelvin, got {temperatures}")
+        self.folder, self.peptide, self.index, self.seed = folder, peptide, index, seed
+        self.temperatures = tuple(sorted(temperatures))
+        self.files = [folder / f"{rung}-{t:g}K.dcd" for rung, t in enumerate(self.temperatures)]
+        self.checkpoint = folder / "checkpoint.npz"
+        platform = openmm.Platform.getPlatformByName(peptide.platform)
+        threads = {"Threads": "1"} if peptide.platform == "CPU" else {}
+        self._context = openmm.Context(peptide.system, integrator(1.0, 0), platform, threads)
+
+    def open(self) -> State:
+        """The state to go on from: the checkpoint's, with the trajectories cut to it, or a fresh start."""
+        found = sorted(path.name for path in self.folder.glob("*.dcd"))
+        if self.checkpoint.exists():
+            if found != sorted(path.name for path in self.files):
+                raise InputError(f"{self.folder} holds the rungs {', '.join(found)}, not {self.temperatures}")
+            state = State.decode(self.checkpoint)
+            for path in self.files:
+                trajectory.truncate(path, state.n_blocks * BLOCK, len(self.peptide.atoms))
+            return state
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.files:  # written by a process that died before its first checkpoint
+            path.unlink(missing_ok=True)
+        state = self._start()
+        with (self.folder / "topology.pdb").open("w") as file:
+            app.PDBFile.writeFile(self.peptide.topology, state.positions[0] * unit.nanometer, file)
+        return state
+
+    def _start(self) -> State:
+        """Minimised structures, a different torsion for each replica and walker, with thermal velocities."""
+        n = len(self.temperatures)
+        positions, velocities = np.empty((n, len(self.peptide.atoms), 3)), np.empty((n, len(self.peptide.atoms), 3))
+        for i, temperature in enumerate(self.temperatures):
+            _, x = self.peptide.build(*STARTS[(i + self.index) % len(STARTS)])
+            self._context.setPositions(x)
+            openmm.LocalEnergyMinimizer.minimize(self._context, maxIterations=200)
+            self._context.setVelocitiesToTemperature(temperature, _seed(self.seed, self.index, 0, i))
+            positions[i], velocities[i], _ = self._read()
+        return State(positions, velocities, np.arange(n))
+
+    def run(self, state: State) -> Iterator[State]:
+        """Block after block without end; what is yielded is on disk already."""
+        betas = 1 / (GAS_CONSTANT * np.asarray(self.temperatures))
+        frames = np.empty((len(betas), BLOCK, len(self.peptide.atoms), 3), dtype=np.float32)
+        while True:
+            energy = np.empty(len(betas))
+            for i, rung in enumerate(state.rung):
+                self._prepare(state, i, self.temperatures[rung])
+                for k in range(BLOCK):
+                    self._context.getIntegrator().step(round(INTERVAL / STEP))
+                    state.positions[i], state.velocities[i], energy[i] = self._read()
+                    frames[rung, k] = state.positions[i] - state.positions[i].mean(0)
+            if not np.isfinite(energy).all():
+                raise FloatingPointError(f"the dynamics blew up in block {state.n_blocks} of {self.folder}")
+            self._exchange(state, energy, betas)
+            state.n_blocks += 1
+            for path, values in zip(self.files, frames, strict=True):
+                trajectory.append(path, values, INTERVAL)
+            publish(self.checkpoint, state.encode(), sync=False)
+            yield state
+
+    def _exchange(self, state: State, energy: np.ndarray, betas: np.ndarray) -> None:
+        before = state.rung.copy()
+        rng = np.random.default_rng([self.seed, self.index, state.n_blocks, 1])
+        attempted, accepted = exchange(energy, state.rung, betas, rng)
+        # Velocities belong to a temperature; scaling them keeps the acceptance a matter of potential energies alone.
+        state.velocities *= np.sqrt(betas[before] / betas[state.rung])[:, None, None]
+        state.n_attempted, state.n_accepted = state.n_attempted + attempted, state.n_accepted + accepted
+
+    def _prepare(self, state: State, i: int, temperature: float) -> None:
+        step = self._context.getIntegrator()
+        step.setTemperature(temperature * unit.kelvin)
+        step.setRandomNumberSeed(_seed(self.seed, self.index, state.n_blocks + 1, i))
+        self._context.reinitialize()  # a seed counts from here on only
+        self._context.setPositions(state.positions[i])
+        self._context.setVelocities(state.velocities[i])
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray, float]:
+        got = self._context.getState(getPositions=True, getVelocities=True, getEnergy=True)
+        return (
+            got.getPositions(asNumpy=True).value_in_unit(unit.nanometer),
+            got.getVelocities(asNumpy=True).value_in_unit(unit.nanometer / unit.picosecond),
+            got.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole),
+        )
+
+
+def _seed(*entropy: int) -> int:
+    """A positive seed for OpenMM, which reads 0 as "choose one"."""
+    return 1 + int(np.random.SeedSequence(entropy).generate_state(1)[0] % (2**31 - 2))
+
+
+def rungs(data: Path, peptide: Peptide, temperature: float) -> list[Path]:
+    """Every trajectory at this temperature, walker by walker."""
+    found = sorted((data / peptide.name).glob(f"walker-*/*-{temperature:g}K.dcd"))
+    if not found:
+        raise InputError(f"no trajectories of the {peptide.name} at {temperature:g} K under {data}; run `md` first")
+    return found

@@ -1,0 +1,139 @@
+"""Shapes of molecules `(rows, atoms, 3)`: torsions, handedness, superposition."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+
+from crepe_diffusion.errors import InputError
+
+__all__ = [
+    "aligned",
+    "alphas",
+    "backbone",
+    "bonds",
+    "dihedrals",
+    "distances",
+    "handedness",
+    "methyls",
+    "relabelled",
+    "same_hand",
+    "stereocentres",
+]
+
+
+def _index(atoms: tuple[str, ...], residue: int, *names: str) -> int:
+    """The atom of this residue that has one of these names."""
+    for i, atom in enumerate(atoms):
+        place, name = atom.split(":")
+        if place[3:] == str(residue) and name in names:
+            return i
+    raise InputError(f"residue {residue} has none of the atoms {', '.join(names)}")
+
+
+def backbone(atoms: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The torsions `phi`, `psi` (one a residue) and `omega` (one a peptide bond), as quadruples of atoms."""
+    last = int(atoms[-1].split(":")[0][3:])
+
+    def alpha(residue: int) -> int:  # the caps end in a methyl carbon
+        return _index(atoms, residue, "CA", "CH3", "C" if residue == last else "CH3")
+
+    carbon = [_index(atoms, r, "C") for r in range(last)]
+    nitrogen = {r: _index(atoms, r, "N") for r in range(1, last + 1)}
+    inner = range(1, last)
+    return {
+        "phi": np.array([(carbon[r - 1], nitrogen[r], alpha(r), carbon[r]) for r in inner]),
+        "psi": np.array([(nitrogen[r], alpha(r), carbon[r], nitrogen[r + 1]) for r in inner]),
+        "omega": np.array([(alpha(r), carbon[r], nitrogen[r + 1], alpha(r + 1)) for r in range(last)]),
+    }
+
+
+def dihedrals(x: np.ndarray, quadruples: np.ndarray) -> np.ndarray:
+    """Torsion angles in radians, (rows, quadruples), in (-pi, pi]."""
+    a, b, c, d = np.moveaxis(np.asarray(x, dtype=np.float64)[:, quadruples], 2, 0)
+    first, axis, second = b - a, c - b, d - c
+    left, right = np.cross(first, axis), np.cross(axis, second)
+    sine = (first * right).sum(-1) * np.linalg.norm(axis, axis=-1)
+    return np.arctan2(sine, (left * right).sum(-1))
+
+
+def bonds(peptide) -> np.ndarray:  # type: ignore[no-untyped-def]
+    """Pairs of bonded atoms, (bonds, 2)."""
+    return np.array([(a.index, b.index) for a, b in peptide.topology.bonds()])
+
+
+def stereocentres(pairs: np.ndarray) -> np.ndarray:
+    """Atoms with four neighbours and three of them in order, (centres, 4): alpha carbons and methyl groups."""
+    return np.array([(atom, *near[:3]) for atom, near in _neighbours(pairs).items() if len(near) == 4])
+
+
+def methyls(pairs: np.ndarray) -> np.ndarray:
+    """Carbons of methyl groups with their hydrogens (the neighbours that have no other), (groups, 4)."""
+    around = _neighbours(pairs)
+    ends = {atom: [n for n in near if len(around[n]) == 1] for atom, near in around.items() if len(near) == 4}
+    return np.array([(atom, *leaves) for atom, leaves in ends.items() if len(leaves) == 3])
+
+
+def alphas(pairs: np.ndarray) -> np.ndarray:
+    """The other stereocentres: alpha carbons with three of their neighbours, (residues, 4)."""
+    carbons = methyls(pairs)[:, 0]
+    return np.array([centre for centre in stereocentres(pairs) if centre[0] not in carbons])
+
+
+def _neighbours(pairs: np.ndarray) -> dict[int, list[int]]:
+    around: dict[int, list[int]] = {}
+    for a, b in pairs.tolist():
+        around.setdefault(a, []).append(b)
+        around.setdefault(b, []).append(a)
+    return {atom: sorted(near) for atom, near in sorted(around.items())}
+
+
+def handedness(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    """The sign of the volume that three neighbours span with their centre, (rows, centres)."""
+    at = np.asarray(x, dtype=np.float64)[:, centres]
+    a, b, c = np.moveaxis(at[:, :, 1:] - at[:, :, :1], 2, 0)
+    return np.sign((np.cross(a, b) * c).sum(-1))
+
+
+def relabelled(x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The same molecules with the hydrogens of every methyl group named in the same sense of rotation.
+
+    Hydrogens are placed at random when a peptide is built, so starts differ in it. The energy does not, but a distance
+    between molecules does.
+    """
+    x = x.copy()
+    for k, (_, _, b, c) in enumerate(groups):
+        rows = np.flatnonzero(handedness(x, groups[k : k + 1])[:, 0] < 0)
+        x[np.ix_(rows, [b, c])] = x[np.ix_(rows, [c, b])]
+    return x
+
+
+def same_hand(x: np.ndarray, pairs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mirror images turned into the hand of the reference, and which rows are neither (alpha carbons of both hands).
+
+    A network that knows distances only draws both hands equally often. The energy does not tell them apart either, so
+    mirroring is exact; a molecule with some alpha carbons of either hand is an error of the model, and is counted.
+    """
+    groups, alpha = methyls(pairs), alphas(pairs)
+    same = handedness(x, alpha) == handedness(reference[None], alpha)
+    mirrored = same.mean(1) < 0.5
+    turned = np.where(mirrored[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x)
+    return relabelled(turned, groups), same.any(1) & ~same.all(1)
+
+
+def distances(x: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
+    """Interatomic distances, (rows, pairs), of all pairs if none are given."""
+    if pairs is None:
+        pairs = np.array(list(combinations(range(x.shape[1]), 2)))
+    return np.linalg.norm(x[:, pairs[:, 0]] - x[:, pairs[:, 1]], axis=-1)
+
+
+def aligned(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Each row centred and turned (never mirrored) onto the reference with the least squared distance (Kabsch)."""
+    x = np.asarray(x, dtype=np.float64)
+    x, reference = x - x.mean(1, keepdims=True), reference - reference.mean(0)
+    u, _, v = np.linalg.svd(np.einsum("rai,aj->rij", x, reference))
+    flip = np.ones((len(x), 3))
+    flip[:, 2] = np.sign(np.linalg.det(u @ v))
+    return x @ (u * flip[:, None]) @ v

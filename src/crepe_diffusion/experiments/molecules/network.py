@@ -1,0 +1,159 @@
+"""Denoisers of molecules that do not care how the molecule is turned or moved.
+
+    F = sum_ij w_ij grad d_ij + sum_c w_c grad V_c,      w(d, V, sigma)
+
+`d_ij` are the distances of atoms, `V_c = (a x b) . c` the signed volumes that three neighbours span at a stereocentre.
+The score of a law that is invariant under rigid motions has this form, for its log-density is a function of such
+invariants. `PairForces` lets one network give all `w` from all invariants, which is cheap because the atoms of one
+molecule have names and need no permutation symmetry. Distances alone do not tell mirror images apart; volumes do, where
+they are given. `EGNN` is the graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022), which knows
+distances only.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+__all__ = ["EGNN", "PairForces"]
+
+BOND = 0.12  # nm
+
+
+class NoiseWaves(nn.Module):
+    """The noise level `log(sigma) / 4` as sines and cosines."""
+
+    waves: Tensor
+
+    def __init__(self, n: int = 16):
+        super().__init__()
+        self.register_buffer("waves", torch.linspace(0.4, 12.0, n), persistent=False)
+        self.width = 2 * n
+
+    def forward(self, c_noise: Tensor) -> Tensor:
+        phase = c_noise[:, None] * self.waves
+        return torch.cat([phase.sin(), phase.cos()], 1)
+
+
+class PairForces(nn.Module):
+    """`n_layers` of `width` units from invariants to the strengths of the forces along them.
+
+    A bond is a hundred times stiffer than a torsion, so each distance is measured in its own standard deviation, that
+    of the data and of the noise together: `(d - sqrt(mean^2 + 16/pi sigma^2)) / sqrt(std^2 + 2 sigma^2)`. The mean
+    distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`. Volumes only have to show their sign;
+    their scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring.
+    """
+
+    pairs: Tensor
+    centres: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self, n_atoms: int, sigma_data: float, n_layers: int = 5, width: int = 512, centres: Tensor | None = None
+    ):
+        super().__init__()
+        pairs = torch.tensor(list(combinations(range(n_atoms), 2)))
+        self.register_buffer("pairs", pairs, persistent=False)
+        self.register_buffer("centres", torch.zeros(0, 4, dtype=torch.long) if centres is None else centres)
+        self.register_buffer("mean", torch.ones(len(pairs)))
+        self.register_buffer("std", torch.ones(len(pairs)))
+        self.sigma_data = sigma_data
+        self.noise = NoiseWaves()
+        n_invariants = len(pairs) + len(self.centres)
+        self.first = nn.Linear(n_invariants, width)
+        self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers - 1))
+        self.shifts = nn.Linear(self.noise.width, 2 * width * n_layers)
+        self.last = nn.Linear(width, n_invariants)
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
+
+    def fit(self, x: Tensor) -> None:
+        """Take the scales of the distances from data (rows, atoms, 3)."""
+        d = (x[:, self.pairs[:, 0]] - x[:, self.pairs[:, 1]]).norm(dim=-1)
+        self.mean.copy_(d.mean(0))
+        self.std.copy_(d.std(0))
+
+    def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
+        sigma = (4 * c_noise).exp()[:, None]
+        y = y * (sigma**2 + self.sigma_data**2).sqrt()[:, :, None]
+        i, j = self.pairs[:, 0], self.pairs[:, 1]
+        gap = y[:, i] - y[:, j]
+        d = gap.norm(dim=-1).clamp(min=1e-7)
+        scaled = (d - (self.mean**2 + 16 / math.pi * sigma**2).sqrt()) / (self.std**2 + 2 * sigma**2).sqrt()
+        at = y[:, self.centres]
+        a, b, c = (at[:, :, 1:] - at[:, :, :1]).unbind(2)
+        bond = (BOND**2 + 4 * sigma**2).sqrt()
+        volume_by_a, volume_by_b, volume_by_c = (torch.linalg.cross(*two) for two in ((b, c), (c, a), (a, b)))
+        volume = (volume_by_c * c).sum(-1) / bond**3
+        w = self._weights(torch.cat([scaled, 2 * volume], 1), c_noise)
+        along, around = w[:, : len(i)] / d, (w[:, len(i) :] / bond**2)[:, :, None]
+        force = gap * along[:, :, None]
+        out = torch.zeros_like(y).index_add(1, i, force).index_add(1, j, -force)
+        for k, push in enumerate((volume_by_a, volume_by_b, volume_by_c), 1):
+            push = push * around
+            out = out.index_add(1, self.centres[:, k], push).index_add(1, self.centres[:, 0], -push)
+        return out
+
+    def _weights(self, invariants: Tensor, c_noise: Tensor) -> Tensor:
+        shifts = self.shifts(self.noise(c_noise)).reshape(len(c_noise), 2, -1, self.first.out_features)
+        scale, shift = shifts.unbind(1)
+        h = silu(self.first(invariants) * (1 + scale[:, 0]) + shift[:, 0])
+        for k, layer in enumerate(self.hidden, 1):
+            h = h + silu(layer(h) * (1 + scale[:, k]) + shift[:, k])
+        return self.last(h)
+
+
+class EGNN(nn.Module):
+    """All atoms talk to all: messages from invariant features, moves along the lines between atoms.
+
+    The first layer of each message network is split into what each end says and what their distance says, so that it
+    costs a product for each atom and not for each pair.
+    """
+
+    def __init__(self, n_atoms: int, n_layers: int = 4, width: int = 64):
+        super().__init__()
+        self.noise = NoiseWaves()
+        self.names = nn.Parameter(torch.randn(n_atoms, width))
+        self.embed = nn.Linear(self.noise.width, width)
+        self.layers = nn.ModuleList(_Layer(width) for _ in range(n_layers))
+
+    def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
+        y = y - y.mean(1, keepdim=True)
+        h = self.names + self.embed(self.noise(c_noise))[:, None]
+        x, first = y, _squares(y)
+        for layer in self.layers:
+            h, x = layer(h, x, first)
+        moved = x - y
+        return moved - moved.mean(1, keepdim=True)
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.ends = nn.Linear(width, 2 * width)
+        self.lengths = nn.Linear(2, width, bias=False)
+        self.message = nn.Linear(width, width)
+        self.gate = nn.Linear(width, 1)
+        last = nn.Linear(width, 1, bias=False)
+        nn.init.xavier_uniform_(last.weight, gain=1e-3)
+        self.pull = nn.Sequential(nn.Linear(width, width), nn.SiLU(), last)
+        self.node = nn.Sequential(nn.Linear(2 * width, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, h: Tensor, x: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+        gap = x[:, :, None] - x[:, None]
+        square = gap.square().sum(-1, keepdim=True)
+        sent, heard = self.ends(h).chunk(2, -1)
+        m = silu(sent[:, :, None] + heard[:, None] + self.lengths(torch.cat([square, first], -1)))
+        m = silu(self.message(m))
+        x = x + (gap / ((square + 1e-8).sqrt() + 1) * self.pull(m)).sum(2)
+        m = (m * self.gate(m).sigmoid()).sum(2)
+        return h + self.node(torch.cat([h, m / h.shape[1]], -1)), x
+
+
+def _squares(y: Tensor) -> Tensor:
+    return (y[:, :, None] - y[:, None]).square().sum(-1, keepdim=True)

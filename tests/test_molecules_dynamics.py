@@ -1,0 +1,265 @@
+"""Peptides and their dynamics: structures, files that survive a kill, exchanges, the test of convergence."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import mdtraj
+import numpy as np
+import pytest
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.experiments.molecules import convergence, data, dynamics, geometry, trajectory
+from crepe_diffusion.experiments.molecules.peptides import GAS_CONSTANT, PEPTIDES, energies, peptide
+
+TWO = (300.0, 800.0)
+
+
+@pytest.fixture(scope="module")
+def helix():
+    return peptide("tetrapeptide").build(-60.0, -40.0)[1]
+
+
+def mirror(x):
+    return x * np.array([1.0, 1.0, -1.0])
+
+
+# -- structures ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "n_atoms"), [("dipeptide", 22), ("tetrapeptide", 42), ("hexapeptide", 62)])
+def test_a_peptide_is_built_at_the_torsions_asked_for(name, n_atoms):
+    chosen = peptide(name)
+    assert len(chosen.atoms) == n_atoms
+    _, x = chosen.build(-75.0, 130.0)
+    quadruples = geometry.backbone(chosen.atoms)
+    angles = {k: np.degrees(geometry.dihedrals(x[None], v))[0] for k, v in quadruples.items()}
+    assert np.allclose(angles["phi"], -75.0, atol=0.2)
+    assert np.allclose(angles["psi"], 130.0, atol=0.2)
+    assert (np.abs(angles["omega"]) > 175).all()
+
+
+def test_torsions_agree_with_mdtraj(helix):
+    chosen = peptide("tetrapeptide")
+    rng = np.random.default_rng(0)
+    x = helix + 0.02 * rng.standard_normal((20, *helix.shape))
+    known = mdtraj.Trajectory(x, mdtraj.Topology.from_openmm(chosen.topology))
+    quadruples = geometry.backbone(chosen.atoms)
+    for name, theirs in (("phi", mdtraj.compute_phi), ("psi", mdtraj.compute_psi)):
+        gap = geometry.dihedrals(x, quadruples[name]) - theirs(known)[1]
+        assert np.abs(np.angle(np.exp(1j * gap))).max() < 1e-4
+
+
+def test_mirror_images_are_turned_back_and_mixed_hands_are_named(helix):
+    """A methyl group whose hydrogens were renamed is the same molecule; an alpha carbon of the other hand is not."""
+    chosen = peptide("tetrapeptide")
+    pairs = geometry.bonds(chosen)
+    groups = geometry.methyls(pairs)
+    assert len(geometry.stereocentres(pairs)) == 3 + 5  # alpha carbons; methyls of three side chains and two caps
+    assert len(groups) == 5
+    helix = geometry.relabelled(helix[None], groups)[0]
+    renamed, mixed = helix.copy(), helix.copy()
+    renamed[groups[1, [2, 3]]] = helix[groups[1, [3, 2]]]
+    swapped = [chosen.atoms.index("ALA1:HA"), chosen.atoms.index("ALA1:CB")]
+    mixed[swapped] = helix[swapped[::-1]]
+    before = np.stack([helix, mirror(helix), renamed, mixed])
+    back, is_mixed = geometry.same_hand(before, pairs, helix)
+    assert is_mixed.tolist() == [False, False, False, True]
+    assert np.allclose(back[0], helix)
+    assert np.allclose(back[2], helix)
+    assert (geometry.handedness(back, groups) > 0).all()
+    values = energies(chosen, np.concatenate([before, back]))
+    assert np.allclose(values[:3], values[0], atol=1e-6)
+    assert np.allclose(values[4:7], values[0], atol=1e-6)
+    assert abs(values[3] - values[0]) > 1.0
+
+
+def test_energy_does_not_tell_mirror_images_apart(helix):
+    values = energies(peptide("tetrapeptide"), np.stack([helix, mirror(helix), helix @ _turn(1), 1.01 * helix]))
+    assert np.abs(values[1:3] - values[0]).max() < 1e-6
+    assert abs(values[3] - values[0]) > 1.0
+
+
+def test_superposition_finds_the_rotation_and_never_mirrors(helix):
+    turned = np.stack([(helix @ _turn(i)) + i for i in range(5)] + [mirror(helix)])
+    off = np.sqrt(((geometry.aligned(turned, helix) - (helix - helix.mean(0))) ** 2).sum((1, 2)))
+    assert off[:5].max() < 1e-6
+    assert off[5] > 0.1
+
+
+def test_wrong_shapes_are_refused(helix):
+    with pytest.raises(InputError, match=r"rows, 22, 3.*\(1, 42, 3\)"):
+        energies(peptide("dipeptide"), helix[None])
+    with pytest.raises(InputError, match="dipeptide, tetrapeptide, hexapeptide, got 'tripeptide'"):
+        peptide("tripeptide")
+
+
+def _turn(seed):
+    q, r = np.linalg.qr(np.random.default_rng(seed).standard_normal((3, 3)))
+    q = q * np.sign(np.diag(r))
+    return q * np.linalg.det(q)
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_trajectory_is_cut_back_to_what_was_whole(tmp_path, helix):
+    path = tmp_path / "x.dcd"
+    rng = np.random.default_rng(0)
+    frames = (helix + 0.01 * rng.standard_normal((7, *helix.shape))).astype(np.float32)
+    trajectory.append(path, frames[:4], 1.0)
+    trajectory.append(path, frames[4:], 1.0)
+    topology = mdtraj.Topology.from_openmm(peptide("tetrapeptide").topology)
+    assert np.allclose(mdtraj.load_dcd(str(path), top=topology).xyz, frames, atol=1e-6)
+    with path.open("ab") as file:
+        file.write(path.read_bytes()[-333:-1])  # a frame that a dying process did not finish
+    trajectory.truncate(path, 5, len(helix))
+    assert np.allclose(mdtraj.load_dcd(str(path), top=topology).xyz, frames[:5], atol=1e-6)
+    with pytest.raises(InputError, match="at least 6 frames"):
+        trajectory.truncate(path, 6, len(helix))
+
+
+def blocks(folder, n, temperatures=TWO, index=0):
+    walker = dynamics.Walker(folder, peptide("dipeptide"), temperatures, index)
+    for state in walker.run(walker.open()):
+        if state.n_blocks >= n:
+            return walker, state
+
+
+def test_a_killed_walker_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamics, "BLOCK", 2)
+    whole, _ = blocks(tmp_path / "whole", 4)
+    part, _ = blocks(tmp_path / "part", 2)
+    for path in part.files[:1]:  # killed while it wrote block 3: one rung has its frames, the other not
+        trajectory.append(path, np.ones((2, 22, 3), dtype=np.float32), 1.0)
+    (tmp_path / "part" / ".partial-checkpoint.npz").write_bytes(b"torn")
+    part, _ = blocks(tmp_path / "part", 4)
+    for a, b in zip(whole.files, part.files, strict=True):
+        assert trajectory.n_frames(a, 22) == 8
+        assert a.read_bytes() == b.read_bytes()
+    other, _ = blocks(tmp_path / "other", 1, index=1)
+    assert other.files[0].read_bytes()[:600] != whole.files[0].read_bytes()[:600]  # another walker, another start
+    with pytest.raises(InputError, match=r"0-300K.dcd, 1-800K.dcd, not \(500.0,\)"):
+        dynamics.Walker(tmp_path / "part", peptide("dipeptide"), (500.0,), 0).open()
+
+
+def test_rungs_have_their_temperatures(tmp_path, monkeypatch):
+    """Kinetic energy is k T / 2 for each of 66 coordinates less 12 constraints and 3 of the centre of mass."""
+    monkeypatch.setattr(dynamics, "BLOCK", 1)
+    chosen = peptide("dipeptide")
+    walker = dynamics.Walker(tmp_path, chosen, TWO, 0)
+    mass = np.array([chosen.system.getParticleMass(i)._value for i in range(22)])
+    seen = []
+    for state in walker.run(walker.open()):
+        if state.n_blocks > 10:
+            kinetic = 0.5 * (mass[:, None] * state.velocities**2).sum((1, 2))
+            seen.append(kinetic[np.argsort(state.rung)])
+        if state.n_blocks == 60:
+            break
+    temperature = np.mean(seen, 0) / (0.5 * GAS_CONSTANT * 51)
+    # A kinetic energy of 51 freedoms has a relative spread of sqrt(2/51), and is forgotten at 2/ps.
+    error = np.array(TWO) * np.sqrt(2 / 51 / 50) * 1.5
+    assert (np.abs(temperature - TWO) < 4 * error).all()
+
+
+def test_trajectories_are_read_in_whole_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamics, "BLOCK", 2)
+    monkeypatch.setattr(data, "BLOCK", 2)
+    blocks(tmp_path / "dipeptide" / "walker-0", 3)
+    (read,) = data.load(tmp_path, peptide("dipeptide"), 800.0, equilibration=2.0)
+    assert read.shape == (4, 22, 3)
+    assert np.abs(read.mean(1)).max() < 1e-6
+    assert len(data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, most=5.0)[0]) == 4
+    with pytest.raises(InputError, match="no trajectories of the dipeptide at 490 K"):
+        data.load(tmp_path, peptide("dipeptide"), 490.0)
+    with pytest.raises(InputError, match="shorter than the 500 ps"):
+        data.load(tmp_path, peptide("dipeptide"), 800.0)
+
+
+# -- exchanges -----------------------------------------------------------------------------------------------
+
+BETAS = np.array([1.0, 1.0, 0.6, 0.3])
+ENERGY = np.array([1.0, -0.7, 2.5, 0.4])
+
+
+def exchange_z(betas_used):
+    """The largest z-score of the frequencies of the 24 orders of four replicas against their exact law."""
+    orders = list(permutations(range(4)))
+    weight = np.array([np.exp(-sum(BETAS[r] * u for r, u in zip(order, ENERGY, strict=True))) for order in orders])
+    p, n = weight / weight.sum(), 4000
+    rng, rung, counts = np.random.default_rng(0), np.arange(4), np.zeros(24)
+    for _ in range(n):
+        dynamics.exchange(ENERGY, rung, betas_used, rng)
+        counts[orders.index(tuple(rung.tolist()))] += 1
+    return np.abs((counts - n * p) / np.sqrt(n * p * (1 - p))).max()
+
+
+def test_exchanges_leave_the_product_of_the_rungs_invariant():
+    assert exchange_z(BETAS) < 4.5  # 24 nearly independent frequencies: one false alarm in 6,000 seeds
+    assert exchange_z(-BETAS) > 10  # the sign the wrong way round
+    assert exchange_z(0.5 * BETAS) > 6
+
+
+def test_a_single_rung_exchanges_nothing():
+    assert dynamics.exchange(ENERGY[:1], np.array([0]), BETAS[:1], np.random.default_rng(0)) == (0, 0)
+
+
+# -- convergence ---------------------------------------------------------------------------------------------
+
+
+def correlated(n, memory, p, rng):
+    """A two-state chain that is in the first state with probability p and forgets in `memory` frames."""
+    fresh = rng.random(n) < 1 / memory
+    fresh[0] = True
+    drawn = rng.random(n) < p
+    return drawn[np.maximum.accumulate(np.where(fresh, np.arange(n), 0))].astype(float)[:, None]
+
+
+def test_halves_of_one_law_pass_and_a_drift_does_not():
+    rng = np.random.default_rng(0)
+    z = np.array(
+        [
+            convergence.compare(correlated(20_000, 100, 0.3, rng), correlated(20_000, 100, 0.3, rng))[0]
+            for _ in range(200)
+        ]
+    )
+    assert (np.abs(z) > 3).mean() < 0.03  # batch means of ten batches: Student's t has 0.7 % beyond 3
+    frames = correlated(20_000, 100, 0.3, rng)
+    naive = np.sqrt(2 * frames.var() / len(frames))
+    assert np.std([correlated(20_000, 100, 0.3, rng).mean() for _ in range(50)]) * np.sqrt(2) > 5 * naive
+    assert abs(convergence.compare(correlated(20_000, 100, 0.3, rng), correlated(20_000, 100, 0.5, rng))[0]) > 4
+
+
+def test_a_basin_that_was_never_entered_is_not_converged():
+    """Both halves agree that it is empty; only the count of crossings knows better."""
+    empty = np.zeros((2000, 1))
+    z = convergence.compare(empty[:1000], empty[1000:])
+    assert z == 0
+    known = (np.array([0.05, 0.65]), np.array([0.003, 0.01]))
+    assert "phi changed its sign 2 times, and should 200 times" in convergence.verdict(2, z, *known)
+    assert convergence.verdict(500, z, *known) == "converged"
+    assert "differ by 4.0 standard errors" in convergence.verdict(500, np.array([0.1, -4.0]), *known)
+    vague = np.array([0.05, 0.65]), np.array([0.03, 0.01])
+    assert "phi > 0 is 0.050 +- 0.030" in convergence.verdict(500, z, *vague)
+
+
+def test_basins_are_where_they_should_be():
+    chosen = peptide("dipeptide")
+    places = {"phi > 0": (55, 45), "beta": (-150, 150), "alpha": (-60, -40)}
+    names = [b.name for b in convergence.BASINS]
+    for name, angles in places.items():
+        inside = convergence.basins(chosen.build(*angles)[1][None], chosen.atoms)[0]
+        assert inside[names.index(name)] == 1
+        assert inside.sum() == 1
+    assert convergence.basins(chosen.build(170, 150)[1][None], chosen.atoms)[0, names.index("beta")] == 1
+
+
+def test_only_crossings_from_core_to_core_count():
+    degrees = [-80, -10, 10, -5, -90, 20, 60, 10, 55, -60, 170, 60]
+    assert convergence.transitions(np.radians(degrees)) == 3
+
+
+def test_hot_and_cold_are_the_papers():
+    assert {p.name: (p.hot, p.cold) for p in PEPTIDES.values()} == {
+        "dipeptide": (800, 300), "tetrapeptide": (800, 500), "hexapeptide": (800, 600)
+    }  # fmt: skip
