@@ -21,8 +21,9 @@ demo: $(READY) ## control a small analytic model and compare with the truth
 	$(BIN)/crepe-diffusion run mixture-tilt
 
 plan: $(READY) ## plan a way through a maze, with pictures and a report
-	$(BIN)/crepe-diffusion run maze-plan --out runs/maze-plan
-	$(RUN).mazes look runs/maze-plan
+	rm -rf results/maze-plan
+	$(BIN)/crepe-diffusion run maze-plan --out results/maze-plan
+	$(RUN).mazes look results/maze-plan
 
 mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures (an hour)
 	$(RUN).mazes quality
