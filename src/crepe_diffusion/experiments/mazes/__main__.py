@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("--workers", type=int, default=2)
     command("train", train, "train the model of short trajectories, or go on with it")
     sub = command("quality", quality, "compare plain samples of the shipped models with data")
-    sub.add_argument("--samples", type=int, default=4096)
+    sub.add_argument("--samples", type=int, default=2048)
     sub = command("look", look, "draw the plans of a run folder")
     sub.add_argument("run", type=Path, metavar="DIR")
     sub = command("study", run_study, "success against network rows for all tasks and methods; goes on if ended")
