@@ -58,7 +58,7 @@ class Style:
         )
 
 
-PAPER = Style(width=0.0, n_levels=601, sigma_min=0.001, n_finish=0, n_candidates=0)
+PAPER = Style(width=0.0, n_levels=601, sigma_min=0.001, n_finish=0, clip=None, n_candidates=0)
 
 
 def segments_for(maze: Maze, task: tuple[Cell, Cell], length: int = 64, slack: float = 1.25) -> int:
