@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from crepe_diffusion.experiments.builtin import preset
 from crepe_diffusion.experiments.mazes import __main__ as command
 from crepe_diffusion.experiments.mazes.evaluate import ends, judge, passes
 from crepe_diffusion.experiments.mazes.model import load, shipped
+from crepe_diffusion.experiments.mazes.page import write_page
+from crepe_diffusion.experiments.mazes.refinement import Refinement, refine
 from crepe_diffusion.experiments.mazes.stitch import PAPER, Style, plan_target, segments_for, way_point_term
 from crepe_diffusion.experiments.mazes.study import Job, run_job
 
@@ -100,8 +103,6 @@ def test_a_job_of_the_study_is_run_once(tmp_path: Path, method: str):
     path = run_job(job, tmp_path)
     before = path.stat().st_mtime_ns
     assert run_job(job, tmp_path).stat().st_mtime_ns == before
-    import json
-
     record = json.loads(path.read_text())
     assert 0.5 * job.rows < record["rows"][-1] < 1.5 * job.rows  # the budget is kept within an iteration
     assert len(record["flags"]) == len(record["rows"])
@@ -112,3 +113,27 @@ def test_what_is_asked_for_must_exist(tmp_path: Path):
         load("huge")
     with pytest.raises(cd.InputError, match="task must be between 1 and 5, got 6"):
         cd.Run.start(tmp_path / "run", small(options={"task": 6}))
+
+
+def test_the_page_is_written_from_whatever_results_there_are(tmp_path: Path):
+    """Also where there are no data to compare the model with, as in a fresh clone."""
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    command.main(["quality", "--data", str(tmp_path / "none"), "--out", str(results), "--quiet"])
+    job = Job("CREPE, ours", 1, 12_000, "medium", style=Style(n_levels=31, n_candidates=512))
+    record = json.loads(run_job(job, results).read_text())
+    text = write_page(results, docs, "make mazes").read_text()
+    late = [flags[-1][0] for flags in record["flags"][len(record["flags"]) // 2 :]]
+    assert f"| {100 * sum(late) / len(late):.0f} % |" in text
+    assert "The model alone" not in text
+    assert (docs / "figures" / "maze-plans.png").exists()
+
+
+def test_a_way_point_on_the_fly_is_on_the_page(tmp_path: Path):
+    case = Refinement(task=1, cell=(4, 6), n_before=10, n_after=5, n_chains=1, weights="medium")
+    lines = list(refine(case, tmp_path, Style(n_levels=31, n_candidates=256)))
+    assert [line["iteration"] for line in lines] == list(range(1, 16))
+    share = 100 * lines[9]["success"][0]
+    assert (
+        f"| 10 to 10, before | {100 * lines[9]['passes'][0]:.0f} % | {share:.0f} % |"
+        in write_page(tmp_path, tmp_path, "make mazes").read_text()
+    )

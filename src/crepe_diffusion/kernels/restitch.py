@@ -51,7 +51,7 @@ class Restitch:
 
     def __post_init__(self) -> None:
         for name in ("n_candidates", "n_steps", "n_plans"):
-            if getattr(self, name) < 1:
+            if int(getattr(self, name)) != getattr(self, name) or getattr(self, name) < 1:
                 raise InputError(f"{name} must be a positive integer, got {getattr(self, name)!r}")
         if not 0 < self.chance <= 1 or not 0 < self.between[0] < self.between[1]:
             raise InputError(f"need 0 < chance <= 1 and two increasing times, got {self.chance!r} and {self.between!r}")

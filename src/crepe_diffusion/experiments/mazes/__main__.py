@@ -46,6 +46,7 @@ def quality(options: argparse.Namespace) -> None:
     import crepe_diffusion as cd
 
     found = {}
+    options.out.mkdir(parents=True, exist_ok=True)
     for name in model.shipped():
         if not (options.data / f"{name}.npz").exists():
             print(f"no data of maze {name!r} in {options.data}: left out")
@@ -59,9 +60,9 @@ def quality(options: argparse.Namespace) -> None:
         found[name] |= {f"{k}, data": v for k, v in looks_like_data(maze, two, one).items() if k.startswith("TV")}
         print(name, {k: round(v, 3) for k, v in found[name].items()})
         figure = pictures.trajectories(maze, {"data": one[:100], "model": x[:100]})
-        options.out.mkdir(parents=True, exist_ok=True)
         figure.savefig(options.out / f"quality-{name}.png", dpi=90)
-    (options.out / "quality.json").write_text(json.dumps(found))
+    if found:
+        (options.out / "quality.json").write_text(json.dumps(found))
 
 
 def run_study(options: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from crepe_diffusion.experiments.mazes.maze import Cell, Maze
 
-__all__ = ["TOLERANCE", "Verdict", "drive", "judge", "looks_like_data", "passes"]
+__all__ = ["TOLERANCE", "Verdict", "drive", "ends", "judge", "looks_like_data", "passes"]
 
 TOLERANCE = 0.45
 """How far start, goal and junctions may be off, in units of the maze (a cell is 4)."""

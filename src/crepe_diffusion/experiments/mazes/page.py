@@ -17,7 +17,6 @@ from crepe_diffusion.experiments.training import load_weights
 
 __all__ = ["write_page"]
 
-CRITERIA = ("start", "goal", "junctions", "walls", "success")
 PAPER_ROWS = 601 * 20
 """Network rows of one iteration of the paper's preset, local moves not counted."""
 PAPER_RATES = ((25_000, 8.5), (75_000, 59.7), (125_000, 84.6))
@@ -25,7 +24,7 @@ PAPER_RATES = ((25_000, 8.5), (75_000, 59.7), (125_000, 84.6))
 
 def write_page(folder: Path, docs: Path, command: str, trainings: Path | None = None) -> Path:
     """The page and its figures; sections whose results are not there are left out."""
-    records = [json.loads(p.read_text()) for p in sorted(folder.glob("*-task*-seed*.json"))]
+    records = [{**json.loads(p.read_text()), "file": p.stem} for p in sorted(folder.glob("*-task*-seed*.json"))]
     giant = [r for r in records if r["job"]["name"] in METHODS]
     changed = [r for r in records if r["job"]["name"] not in METHODS]
     (docs / "figures").mkdir(parents=True, exist_ok=True)
@@ -118,9 +117,8 @@ def _comparison(records: list[dict[str, Any]], folder: Path, docs: Path) -> str:
             f" {_share(driven) if driven else '-'} |"
         )
         if len(mine[0]["rows"]) > 1:
-            grid = np.geomspace(5e3, max(r["rows"][-1] for r in mine), 60)
-            curve = [_along(r, grid) for r in mine]
-            axes.plot(grid, 100 * np.nanmean(curve, 0), label=method)
+            grid = np.geomspace(1.001 * max(r["rows"][0] for r in mine), max(r["rows"][-1] for r in mine), 60)
+            axes.plot(grid, 100 * np.mean([_along(r, grid) for r in mine], 0), label=method)
         else:
             axes.plot([spent], [100 * np.mean([x.mean() for x in late])], "s", label=method)
     axes.plot([n * PAPER_ROWS for n, _ in PAPER_RATES], [r for _, r in PAPER_RATES], "k^--", label="the paper's table")
@@ -187,7 +185,7 @@ def _courses(records: list[dict[str, Any]], folder: Path) -> list[str]:
     maze, _ = load(records[0]["job"]["weights"])
     per_chain, per_task = [], []
     for r in records:
-        with np.load(folder / f"{_stem(r)}.npz") as file:
+        with np.load(folder / f"{r['file']}.npz") as file:
             row, column = maze.cells(torch.from_numpy(file["plans"]).flatten(2, 3))
         cells = (row * len(maze.rows[0]) + column).numpy()
         seen = [{frozenset(draw.tolist()) for draw in chain} for chain in cells.swapaxes(0, 1)]
@@ -205,13 +203,10 @@ def _courses(records: list[dict[str, Any]], folder: Path) -> list[str]:
 def _along(record: dict[str, Any], grid: np.ndarray) -> np.ndarray:
     """Success as a function of rows: a moving average over a window of half the rows so far."""
     rows, success = np.asarray(record["rows"]), _flags(record)[:, -1].mean(1)
-    out = np.full(len(grid), np.nan)
+    out = np.zeros(len(grid))
     for i, r in enumerate(grid):
         chosen = (rows <= r) & (rows > r / 2)
-        if chosen.any():
-            out[i] = success[chosen].mean()
-        elif r > rows[0]:
-            out[i] = out[i - 1]
+        out[i] = success[chosen].mean() if chosen.any() else out[i - 1]
     return out
 
 
@@ -225,7 +220,7 @@ def _picture_of_plans(records: list[dict[str, Any]], folder: Path, docs: Path) -
     maze, _ = load(mine[0]["job"]["weights"])
     figure = Figure(figsize=(3.2 * len(mine), 3.2 * len(maze.rows) / len(maze.rows[0]) + 0.35), layout="constrained")
     for k, r in enumerate(mine):
-        with np.load(folder / f"{_stem(r)}.npz") as file:
+        with np.load(folder / f"{r['file']}.npz") as file:
             plan = torch.from_numpy(file["plans"][-1, 0])
         start, goal = ends(maze, maze.tasks[r["job"]["task"] - 1])
         axes = figure.add_subplot(1, len(mine), k + 1)
@@ -233,11 +228,6 @@ def _picture_of_plans(records: list[dict[str, Any]], folder: Path, docs: Path) -
         pictures.draw_plan(axes, plan, start, goal, title=f"task {r['job']['task']}, {r['n_segments']} segments")
     figure.savefig(docs / "figures" / "maze-plans.png", dpi=90)
     return True
-
-
-def _stem(record: dict[str, Any]) -> str:
-    job = record["job"]
-    return f"{Path(job['weights']).stem}-{job['name'].replace(' ', '-')}-task{job['task']}-seed{job['seed']}"
 
 
 def _ablation(records: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from crepe_diffusion.experiments.mazes.maze import Maze
 
-__all__ = ["animate", "draw_maze", "draw_plan", "plans_along", "side_by_side"]
+__all__ = ["animate", "draw_maze", "draw_plan", "plans_along", "side_by_side", "trajectories"]
 
 START, GOAL, WAY = "#2a9d3a", "#d1342f", "#f0a202"
 

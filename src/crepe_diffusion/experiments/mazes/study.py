@@ -23,7 +23,6 @@ from crepe_diffusion.experiments.mazes.model import load
 from crepe_diffusion.experiments.mazes.stitch import PAPER, Style, plan_target, segments_for
 from crepe_diffusion.random import Stream
 from crepe_diffusion.run.files import publish
-from crepe_diffusion.samplers.replica_exchange import equal_rejection
 
 __all__ = ["Job", "ablation", "comparison", "run_all", "run_job"]
 
@@ -140,7 +139,7 @@ def _crepe(job: Job, target: cd.Target, n: int, verdict: Any) -> dict[str, Any]:
         if chain.iteration % 10 == 0:
             plans.append(x)
         if chain.iteration in adaptations:
-            chain.ladder = equal_rejection(chain.ladder, chain.diagnostics)
+            chain.adapt()
     acceptance = chain.diagnostics.acceptance()
     return {
         "rows": rows,
