@@ -43,34 +43,10 @@ def ess(values: Tensor) -> float:
 
 
 def _effective(x: np.ndarray) -> np.ndarray:
-    """ESS of several scalars, (scalars, chains, draws): Geyer's monotone sequence over split chains.
+    """ESS of several scalars, (scalars, chains, draws), by ArviZ."""
+    from arviz_stats.base.array import array_stats
 
-    The numbers are ArviZ's (Vehtari et al. 2021). It takes them one by one, and its import alone seconds, which a run
-    that looks at its ESS would wait for.
-    """
-    half = x.shape[2] // 2
-    x = np.concatenate([x[..., :half], x[..., -half:]], axis=1)
-    n_chains, n = x.shape[1:]
-    means = x.mean(2)
-    spectrum = np.fft.rfft(x - means[..., None], 1 << (2 * n - 1).bit_length())
-    power = (spectrum.real**2 + spectrum.imag**2).mean(1)
-    covariance = np.fft.irfft(power)[:, :n] / n
-    total = covariance[:, 0] + means.var(1, ddof=1)
-    with np.errstate(invalid="ignore"):  # a constant has no correlation
-        rho = 1 - (covariance[:, :1] * n / (n - 1) - covariance) / total[:, None]
-    rho[:, 0] = 1.0
-    # Pairs of neighbouring lags up to the first that is not positive, and half of that one if its even lag is.
-    most = max(0, (n - 3) // 2)
-    even = rho[:, 0 : 2 * most + 1 : 2]
-    pairs = even + rho[:, 1 : 2 * most + 2 : 2]
-    ends = ~(pairs > 0)
-    last = np.where(ends.any(1), ends.argmax(1), most)[:, None]
-    before = np.arange(most + 1) < last
-    tail, tail_pair = (np.take_along_axis(v, last, 1)[:, 0] for v in (even, pairs))
-    tau = 2 * np.where(before, np.minimum.accumulate(pairs, axis=1), 0).sum(1) - 1
-    tau += np.where((tail > 0) | (tail_pair >= 0), tail, 0)
-    size = n_chains * n
-    return np.where(np.ptp(x, axis=(1, 2)) < 1e-15, size, size / np.maximum(tau, 1 / np.log10(size)))
+    return np.asarray(array_stats.ess(x, chain_axis=1, draw_axis=2, method="mean"))
 
 
 def rhat(values: Tensor) -> float:
