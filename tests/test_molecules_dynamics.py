@@ -119,35 +119,39 @@ def test_a_torn_trajectory_is_cut_back_to_what_was_whole(tmp_path, helix):
         trajectory.truncate(path, 6, len(helix))
 
 
-def blocks(folder, n, temperatures=TWO, index=0):
-    walker = dynamics.Walker(folder, peptide("dipeptide"), temperatures, index)
+def blocks(folder, n, temperatures=TWO, index=0, engine="lanes"):
+    walker = dynamics.Walker(folder, peptide("dipeptide"), temperatures, index, engine=engine)
     for state in walker.run(walker.open()):
         if state.n_blocks >= n:
             return walker, state
 
 
-def test_a_killed_walker_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+@pytest.mark.parametrize("engine", list(dynamics.ENGINES))
+def test_a_killed_walker_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, engine):
     monkeypatch.setattr(dynamics, "BLOCK", 2)
-    whole, _ = blocks(tmp_path / "whole", 4)
-    part, _ = blocks(tmp_path / "part", 2)
+    whole, _ = blocks(tmp_path / "whole", 4, engine=engine)
+    part, _ = blocks(tmp_path / "part", 2, engine=engine)
     for path in part.files[:1]:  # killed while it wrote block 3: one rung has its frames, the other not
         trajectory.append(path, np.ones((2, 22, 3), dtype=np.float32), 1.0)
     (tmp_path / "part" / ".partial-checkpoint.npz").write_bytes(b"torn")
-    part, _ = blocks(tmp_path / "part", 4)
+    part, _ = blocks(tmp_path / "part", 4, engine=engine)
     for a, b in zip(whole.files, part.files, strict=True):
         assert trajectory.n_frames(a, 22) == 8
         assert a.read_bytes() == b.read_bytes()
-    other, _ = blocks(tmp_path / "other", 1, index=1)
+    other, _ = blocks(tmp_path / "other", 1, index=1, engine=engine)
     assert other.files[0].read_bytes()[:600] != whole.files[0].read_bytes()[:600]  # another walker, another start
     with pytest.raises(InputError, match=r"0-300K.dcd, 1-800K.dcd, not \(500.0,\)"):
         dynamics.Walker(tmp_path / "part", peptide("dipeptide"), (500.0,), 0).open()
+    with pytest.raises(InputError, match="lanes, openmm, got 'gromacs'"):
+        blocks(tmp_path / "other", 1, engine="gromacs")
 
 
-def test_rungs_have_their_temperatures(tmp_path, monkeypatch):
-    """Kinetic energy is k T / 2 for each of 66 coordinates less 12 constraints and 3 of the centre of mass."""
+@pytest.mark.parametrize(("engine", "n_free"), [("openmm", 51), ("lanes", 54)])
+def test_rungs_have_their_temperatures(tmp_path, monkeypatch, engine, n_free):
+    """Kinetic energy is k T / 2 for each of 66 coordinates less 12 constraints; OpenMM stops the centre of mass."""
     monkeypatch.setattr(dynamics, "BLOCK", 1)
     chosen = peptide("dipeptide")
-    walker = dynamics.Walker(tmp_path, chosen, TWO, 0)
+    walker = dynamics.Walker(tmp_path, chosen, TWO, 0, engine=engine)
     mass = np.array([chosen.system.getParticleMass(i)._value for i in range(22)])
     seen = []
     for state in walker.run(walker.open()):
@@ -156,9 +160,9 @@ def test_rungs_have_their_temperatures(tmp_path, monkeypatch):
             seen.append(kinetic[np.argsort(state.rung)])
         if state.n_blocks == 60:
             break
-    temperature = np.mean(seen, 0) / (0.5 * GAS_CONSTANT * 51)
-    # A kinetic energy of 51 freedoms has a relative spread of sqrt(2/51), and is forgotten at 2/ps.
-    error = np.array(TWO) * np.sqrt(2 / 51 / 50) * 1.5
+    temperature = np.mean(seen, 0) / (0.5 * GAS_CONSTANT * n_free)
+    # A kinetic energy of n freedoms has a relative spread of sqrt(2/n), and is forgotten at 2/ps.
+    error = np.array(TWO) * np.sqrt(2 / n_free / 50) * 1.5
     assert (np.abs(temperature - TWO) < 4 * error).all()
 
 
@@ -170,6 +174,9 @@ def test_trajectories_are_read_in_whole_blocks(tmp_path, monkeypatch):
     assert read.shape == (4, 22, 3)
     assert np.abs(read.mean(1)).max() < 1e-6
     assert len(data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, most=5.0)[0]) == 4
+    assert len(data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=0)) == 1
+    with pytest.raises(InputError, match="no trajectories of the dipeptide at 800 K"):
+        data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=1)
     with pytest.raises(InputError, match="no trajectories of the dipeptide at 490 K"):
         data.load(tmp_path, peptide("dipeptide"), 490.0)
     with pytest.raises(InputError, match="shorter than the 500 ps"):

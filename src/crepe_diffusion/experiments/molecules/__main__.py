@@ -31,7 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     sub = commands.add_parser("md", parents=[shared], help="molecular dynamics; goes on where it was left")
     sub.add_argument("--temperature", type=float, nargs="+", metavar="K", help="rungs (default: the peptide's own)")
     sub.add_argument("--walker", type=int, default=0, metavar="I", help="one process, one folder, one start")
-    sub.add_argument("--ns", type=float, default=250.0, help="length of each rung's trajectory, since the beginning")
+    sub.add_argument("--engine", default="lanes", help="lanes (sixteen replicas at once) or openmm (one by one)")
+    sub.add_argument("--ns", type=float, default=80.0, help="length of each rung's trajectory, since the beginning")
     sub.add_argument("--seed", type=int, default=0)
     sub.set_defaults(command=_md)
 
@@ -41,7 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     sub = commands.add_parser("train", parents=[shared], help="train on hot frames; goes on where it was left")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: DATA/PEPTIDE/training")
     sub.add_argument("--network", default="pairs", help="pairs, pairs-small or egnn")
-    sub.add_argument("--steps", type=int, default=60_000)
+    sub.add_argument("--walker", type=int, metavar="I", help="only frames of this walker (default: of all)")
+    sub.add_argument("--steps", type=int, default=45_000)
     sub.add_argument("--batch", type=int, default=512)
     sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
     sub.add_argument("--threads", type=int, default=1)
@@ -85,7 +87,8 @@ def _md(given: argparse.Namespace) -> int:
 
     chosen = peptide(given.peptide)
     temperatures = tuple(given.temperature or chosen.temperatures)
-    walker = Walker(given.data / chosen.name / f"walker-{given.walker}", chosen, temperatures, given.walker, given.seed)
+    folder = given.data / chosen.name / f"walker-{given.walker}"
+    walker = Walker(folder, chosen, temperatures, given.walker, given.seed, given.engine)
     start = walker.open()
     wanted = round(given.ns * 1000 / (BLOCK * INTERVAL))
     first, began, said = start.n_blocks, time.monotonic(), 0.0
@@ -140,20 +143,21 @@ def _train(given: argparse.Namespace) -> int:
     import torch
 
     from crepe_diffusion.experiments.molecules import data, model
-    from crepe_diffusion.experiments.molecules.geometry import alphas, bonds, methyls
+    from crepe_diffusion.experiments.molecules.geometry import bonds, methyls, stereocentres
 
     torch.set_num_threads(given.threads)
     chosen = peptide(given.peptide)
     if given.network not in model.NETWORKS:
         raise InputError(f"network must be one of {', '.join(model.NETWORKS)}, got {given.network!r}")
-    frames = data.split(data.load(given.data, chosen, chosen.hot, given.equilibration, given.ps))
+    frames = data.split(data.load(given.data, chosen, chosen.hot, given.equilibration, given.ps, given.walker))
     settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch)
     folder = given.out or given.data / chosen.name / "training"
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
     pairs, network = bonds(chosen), model.NETWORKS[given.network]
-    # One alpha carbon of the wrong hand is a mirror image, which is as good; of several, each has to be right.
-    centres = alphas(pairs) if chosen.n_residues > 1 else None
-    for line in model.train_model(frames, folder, chosen.name, network, settings, centres, methyls(pairs), about):
+    # Volumes show a network which hand is which; one that sees distances only has to know both.
+    handed = network["kind"] == "pairs"
+    centres, groups = (stereocentres(pairs), None) if handed else (None, methyls(pairs))
+    for line in model.train_model(frames, folder, chosen.name, network, settings, centres, groups, about):
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
     return 0
 

@@ -19,16 +19,21 @@ __all__ = ["load", "split", "subset"]
 
 
 def load(
-    data: Path, peptide: Peptide, temperature: float, equilibration: float = 500.0, most: float | None = None
+    data: Path,
+    peptide: Peptide,
+    temperature: float,
+    equilibration: float = 500.0,
+    most: float | None = None,
+    walker: int | None = None,
 ) -> list[np.ndarray]:
     """Each trajectory at this temperature as (frames, atoms, 3) in nm, a whole number of blocks.
 
     Frames are centred, and the hydrogens of methyl groups named in one sense. `most` is the length in ps after which a
-    trajectory is cut, so that two runs may read the same frames while dynamics go on.
+    trajectory is cut, so that two runs may read the same frames while dynamics go on; `walker` chooses one of them.
     """
     skip = round(equilibration / INTERVAL / BLOCK) * BLOCK
     out, groups = [], methyls(bonds(peptide))
-    for path in rungs(data, peptide, temperature):
+    for path in rungs(data, peptide, temperature, walker):
         with _silent():
             frames = mdtraj.load_dcd(str(path), top=str(path.with_name("topology.pdb"))).xyz
         end = len(frames) if most is None else round(most / INTERVAL)

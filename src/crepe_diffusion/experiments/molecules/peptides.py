@@ -38,7 +38,7 @@ class Peptide:
     hot: float
     cold: float
     temperatures: tuple[float, ...]
-    """The rungs of replica exchange in OpenMM, cold to hot; repeated ends spend the work where data are wanted."""
+    """The rungs of replica exchange, cold to hot; repeated ends spend the work where data are wanted."""
     platform: str = "Reference"
     """The fastest platform for so few atoms on one thread."""
 
@@ -118,14 +118,16 @@ def energies(peptide: Peptide, x: np.ndarray) -> np.ndarray:
     return out
 
 
-# Rungs are spaced so that about one swap in ten is accepted: an attempt every picosecond then moves a replica many
-# times within the time in which it forgets its torsions at the top.
+# Sixteen rungs fill the lanes. Most of them are where data are wanted; the few between only have to let replicas pass,
+# and exchanges try all pairs many times over, so it is enough if one swap in ten is accepted.
 PEPTIDES = {
     p.name: p
     for p in (
-        Peptide("dipeptide", 1, hot=800.0, cold=300.0, temperatures=(300, 300, 490, 800, 800)),
-        Peptide("tetrapeptide", 3, hot=800.0, cold=500.0, temperatures=(500, 630, 800)),
-        Peptide("hexapeptide", 5, hot=800.0, cold=600.0, temperatures=(600, 800), platform="CPU"),
+        Peptide("dipeptide", 1, hot=800.0, cold=300.0, temperatures=(300,) * 7 + (490,) * 2 + (800,) * 7),
+        Peptide("tetrapeptide", 3, hot=800.0, cold=500.0, temperatures=(500,) * 7 + (630,) * 3 + (800,) * 6),
+        Peptide(
+            "hexapeptide", 5, hot=800.0, cold=600.0, temperatures=(600,) * 7 + (690,) * 3 + (800,) * 6, platform="CPU"
+        ),
     )
 }
 
