@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m crepe_diffusion.experiments
 
 .DEFAULT_GOAL := help
-.PHONY: help demo plan mazes test test-slow kill-test lint types bench tables format clean
+.PHONY: help demo plan mazes molecules walker-0 walker-1 test test-slow kill-test lint types bench tables format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,19 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes study
 	$(RUN).mazes refine
 	$(RUN).mazes page
+
+molecules: export OMP_NUM_THREADS := 1
+
+molecules: $(READY) ## the dipeptide from shipped weights: dynamics, tempering, tables, pictures (hours)
+	$(MAKE) -j 2 walker-0 walker-1
+	$(RUN).molecules check
+	$(RUN).molecules temper
+	$(RUN).molecules report
+	$(RUN).molecules page
+
+# Targets of their own, so that both walkers run at once and an interrupt reaches both.
+walker-0 walker-1: walker-%: $(READY)
+	$(RUN).molecules md --walker $*
 
 # Two workers with as many threads each as there are cores would only wait for one another.
 test test-slow kill-test: export OMP_NUM_THREADS := 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import permutations
 
 import mdtraj
@@ -63,8 +64,11 @@ def test_mirror_images_are_turned_back_and_mixed_hands_are_named(helix):
     swapped = [chosen.atoms.index("ALA1:HA"), chosen.atoms.index("ALA1:CB")]
     mixed[swapped] = helix[swapped[::-1]]
     before = np.stack([helix, mirror(helix), renamed, mixed])
-    back, is_mixed = geometry.same_hand(before, pairs, helix)
+    back, is_mixed, is_turned = geometry.same_hand(before, pairs, helix)
     assert is_mixed.tolist() == [False, False, False, True]
+    assert is_turned.tolist() == [False, True, False, False]
+    _, both, turned = geometry.same_hand(mirror(mixed)[None], pairs, helix)
+    assert (both.item(), turned.item()) == (True, True)  # two of three alpha carbons are of the other hand
     assert np.allclose(back[0], helix)
     assert np.allclose(back[2], helix)
     assert (geometry.handedness(back, groups) > 0).all()
@@ -175,12 +179,20 @@ def test_trajectories_are_read_in_whole_blocks(tmp_path, monkeypatch):
     assert np.abs(read.mean(1)).max() < 1e-6
     assert len(data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, most=5.0)[0]) == 4
     assert len(data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=0)) == 1
+    for walker, n in ((10, 1), (2, 4)):
+        blocks(tmp_path / "dipeptide" / f"walker-{walker}", n, (300.0, 800.0, 800.0), walker)
+    assert dynamics.walkers(tmp_path, peptide("dipeptide"), 800.0) == [0, 2, 10]
+    assert dynamics.walkers(tmp_path, peptide("dipeptide"), 300.0) == [0, 2, 10]
+    walkers = data.load_walkers(tmp_path, peptide("dipeptide"), 800.0, equilibration=2.0)
+    assert [[len(t) for t in rungs] for rungs in walkers] == [[4], [6, 6]]  # the last one is not equilibrated
+    assert (walkers[0][0] == read).all()
     with pytest.raises(InputError, match="no trajectories of the dipeptide at 800 K"):
         data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=1)
     with pytest.raises(InputError, match="no trajectories of the dipeptide at 490 K"):
         data.load(tmp_path, peptide("dipeptide"), 490.0)
-    with pytest.raises(InputError, match="shorter than the 500 ps"):
-        data.load(tmp_path, peptide("dipeptide"), 800.0)
+    for read_all in (data.load, data.load_walkers):
+        with pytest.raises(InputError, match="shorter than the 500 ps"):
+            read_all(tmp_path, peptide("dipeptide"), 800.0)
 
 
 # -- exchanges -----------------------------------------------------------------------------------------------
@@ -222,28 +234,108 @@ def correlated(n, memory, p, rng):
     return drawn[np.maximum.accumulate(np.where(fresh, np.arange(n), 0))].astype(float)[:, None]
 
 
-def test_halves_of_one_law_pass_and_a_drift_does_not():
+def exchanging(n_rungs, n_blocks, p, rng, memory=100):
+    """A walker (rungs, frames, 1) of two-state replicas, shuffled between the rungs at every block."""
+    n = n_blocks * dynamics.BLOCK
+    replicas = np.stack([correlated(n, memory, p, rng)[:, 0] for _ in range(n_rungs)])
+    return shuffled(replicas[:, :, None], rng)
+
+
+def shuffled(replicas, rng):
+    """Files sorted by rung, (rungs, frames, ...), of replicas that change rungs at every block."""
+    blocks = replicas.reshape(len(replicas), -1, dynamics.BLOCK, *replicas.shape[2:])
+    order = rng.permuted(np.tile(np.arange(len(blocks))[:, None], (1, blocks.shape[1])), axis=0)
+    return blocks[order, np.arange(blocks.shape[1])].reshape(replicas.shape)
+
+
+def by_files(walkers):
+    """The broken twin: batch means along all files, one after the other."""
+    return convergence.pooled([np.concatenate([rung for w in walkers for rung in w])[None]])
+
+
+def test_stated_errors_are_the_spread_of_the_mean_though_replicas_change_places():
     rng = np.random.default_rng(0)
-    z = np.array(
-        [
-            convergence.compare(correlated(20_000, 100, 0.3, rng), correlated(20_000, 100, 0.3, rng))[0]
-            for _ in range(200)
-        ]
-    )
-    assert (np.abs(z) > 3).mean() < 0.03  # batch means of ten batches: Student's t has 0.7 % beyond 3
-    frames = correlated(20_000, 100, 0.3, rng)
-    naive = np.sqrt(2 * frames.var() / len(frames))
-    assert np.std([correlated(20_000, 100, 0.3, rng).mean() for _ in range(50)]) * np.sqrt(2) > 5 * naive
-    assert abs(convergence.compare(correlated(20_000, 100, 0.3, rng), correlated(20_000, 100, 0.5, rng))[0]) > 4
+    runs = [[exchanging(7, 500, 0.3, rng), exchanging(4, 250, 0.3, rng)] for _ in range(120)]
+
+    def stated_over_spread(pooled):
+        means, variances = (np.array(v)[:, 0] for v in zip(*map(pooled, runs), strict=True))
+        assert np.allclose(means, [np.concatenate([w.ravel() for w in walkers]).mean() for walkers in runs])
+        return np.sqrt(variances.mean()) / means.std(ddof=1)
+
+    # 120 runs know their spread to 6.5 %, and batches of ten and of five memories are short of it by some 7 %.
+    assert 0.7 < stated_over_spread(convergence.pooled) < 1.3
+    assert stated_over_spread(by_files) < 0.6
+
+
+def test_halves_and_walkers_of_one_law_pass_and_a_drift_does_not():
+    rng = np.random.default_rng(0)
+    first, second = ([exchanging(4, 500, 0.3, rng) for _ in range(100)] for _ in range(2))
+    pairs = list(zip(first, second, strict=True))
+    z = np.array([convergence.compare([a], [b])[0] for a, b in pairs])
+    # Student's t of 18 freedoms has 0.8 % beyond 3, and short batches make it about 1 %; six in a hundred is rare.
+    assert (np.abs(z) > 3).mean() < 0.06
+    twin = np.array([(by_files([a]), by_files([b])) for a, b in pairs])[..., 0]  # (pairs, two, mean or variance)
+    z_twin = (twin[:, 0, 0] - twin[:, 1, 0]) / np.sqrt(twin[:, :, 1].sum(1))
+    assert (np.abs(z_twin) > 3).mean() > 0.06
+    drift = [exchanging(4, 500, p, rng) for p in (0.3, 0.3, 0.5, 0.5)]
+    assert convergence.compare(drift[:2], drift[2:])[0] < -4
+
+
+@cache
+def sides():
+    chosen = peptide("dipeptide")
+    return np.stack([chosen.build(-60.0, -40.0)[1], chosen.build(55.0, 45.0)[1]])
+
+
+def at_torsions(states):
+    """The dipeptide with phi < 0 (0) or phi > 0 (1)."""
+    return sides()[np.asarray(states, dtype=int)]
+
+
+def test_a_walker_is_examined_as_a_whole():
+    """Numbers of `examine` are those of `pooled` and `compare` on its walkers, whatever their sizes."""
+    rng = np.random.default_rng(0)
+    sizes = ((3, 30), (2, 20), (2, 16))
+    states = [exchanging(rungs, n, p, rng, memory=5) for (rungs, n), p in zip(sizes, (0.3, 0.6, 0.4), strict=True)]
+    walkers = [[at_torsions(rung[:, 0]) for rung in w] for w in states]
+    walkers[1][0] = np.concatenate([walkers[1][0], walkers[1][0][: dynamics.BLOCK]])  # `md` is writing the next block
+    facts = convergence.examine(walkers, peptide("dipeptide").atoms)
+    assert (facts["n_walkers"], facts["n_trajectories"], facts["ns"]) == (3, 7, 162 * 0.02)
+    share, variance = convergence.pooled(states)
+    found = facts["basins"]["phi > 0"]
+    assert found["share"] == pytest.approx(share[0])
+    assert found["error"] == pytest.approx(np.sqrt(variance[0]))
+    first, second = zip(*(np.split(w, 2, axis=1) for w in states), strict=True)
+    assert found["z_halves"] == pytest.approx(convergence.compare(list(first), list(second))[0])
+    # The first and the second walker are farthest apart, which neither the last pair nor neighbours alone would show.
+    pairs = [abs(convergence.compare([states[i]], [states[j]])[0]) for i, j in ((0, 1), (0, 2), (1, 2))]
+    assert found["z_walkers"] == pytest.approx(max(pairs))
+    assert max(pairs) == pairs[0] > 3
+    assert f"populations differ by {max(pairs):.1f}" in facts["verdict"]
+    single = convergence.examine(walkers[:1], peptide("dipeptide").atoms)["basins"]["phi > 0"]
+    assert single["z_walkers"] is None
+
+
+def test_replicas_that_change_places_have_not_crossed():
+    rng, n_blocks = np.random.default_rng(0), 30
+    states = np.repeat([[0], [1], [0], [1]], n_blocks * dynamics.BLOCK, axis=1)
+    states[0, 5 * dynamics.BLOCK + 7 :] = 1  # within a block
+    states[0, 9 * dynamics.BLOCK :] = 0  # between blocks, where it cannot be told from a change of places
+    states[1, 3 * dynamics.BLOCK + 1] = 0  # there and back
+    files = shuffled(states, rng)
+    along = sum(int((np.diff(rung) != 0).sum()) for rung in files)
+    atoms = peptide("dipeptide").atoms
+    assert convergence.examine([list(at_torsions(files))], atoms)["crossings"] == 3
+    assert along > 40  # what counting along the files would say
 
 
 def test_a_basin_that_was_never_entered_is_not_converged():
     """Both halves agree that it is empty; only the count of crossings knows better."""
-    empty = np.zeros((2000, 1))
-    z = convergence.compare(empty[:1000], empty[1000:])
+    empty = np.zeros((2, 1000, 1))
+    z = convergence.compare([empty[:, :500]], [empty[:, 500:]])
     assert z == 0
     known = (np.array([0.05, 0.65]), np.array([0.003, 0.01]))
-    assert "phi changed its sign 2 times, and should 200 times" in convergence.verdict(2, z, *known)
+    assert "phi was seen to change its sign 2 times, and should 200 times" in convergence.verdict(2, z, *known)
     assert convergence.verdict(500, z, *known) == "converged"
     assert "differ by 4.0 standard errors" in convergence.verdict(500, np.array([0.1, -4.0]), *known)
     vague = np.array([0.05, 0.65]), np.array([0.03, 0.01])

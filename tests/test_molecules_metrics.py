@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.experiments.molecules import metrics
+from crepe_diffusion.experiments.molecules import metrics, report
 from crepe_diffusion.experiments.molecules.geometry import aligned
 from crepe_diffusion.experiments.molecules.peptides import GAS_CONSTANT, peptide
+from crepe_diffusion.experiments.molecules.tempering import Draws, save_draws
 
 
 def test_total_variation_of_two_normals():
@@ -114,3 +116,27 @@ def test_halves_of_the_truth_are_near_and_a_missing_basin_is_far(truth):
     assert far["dF"] == np.inf
     stretched = metrics.evaluate(truth, truth.frames, 1.02 * truth.frames, 300, rng)
     assert stretched["energy TVD"] > floor["energy TVD"] + 0.3
+
+
+def test_mirror_images_are_counted_and_cost_nothing_else(truth, tmp_path, monkeypatch):
+    """Of two seeds, 50 of 200 and 0 of 100 samples are mirrored: a sixth is turned, and measured as the others are."""
+    x = torch.from_numpy(truth.frames[::10]).float()
+    mirrored = x.clone()
+    mirrored[:50, :, 2] *= -1
+    rows = {}
+    for name, samples in (("plain", x), ("mirrored", mirrored)):
+        for seed, piece in enumerate((samples[:200], samples[200:])):
+            about = {"method": "CREPE, own", "seed": seed, "rows": 1}
+            save_draws(tmp_path / name / f"{seed}.safetensors", Draws(piece, about))
+        rows[name] = report.rows_of(truth, truth, tmp_path / name, 50)
+    assert [(r.mixed, r.turned) for r in rows["plain"]] == [(0, 0), (0, 0)]
+    assert [(r.mixed, r.turned) for r in rows["mirrored"]] == [(0, 0), (0, pytest.approx(1 / 6))]
+    for a, b in zip(rows["plain"][1].metrics, rows["mirrored"][1].metrics, strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+    monkeypatch.setattr(report, "draw", lambda *given: None)
+    report.write(rows["mirrored"], truth, tmp_path / "out")
+    kept = report.results(tmp_path / "out")
+    assert [(r.name, r.metrics, r.mixed, r.turned, r.bonds, r.about) for r in kept] == [
+        (r.name, r.metrics, r.mixed, r.turned, r.bonds, r.about) for r in rows["mirrored"]
+    ]
+    assert (tmp_path / "out" / "table.md").read_text() == report.table(kept, truth.peptide)

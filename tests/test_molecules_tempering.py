@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,16 @@ from crepe_diffusion.models.edm import EDM
 
 SCALE, BETA, N_FREE = 0.2, 2.5, 9
 BUDGET = tempering.Budget(
-    rows=150_000, n_chains=20, n_levels=41, substeps=2, batch=500, n_adapt=1, burn_in=0.4, fit_samples=256
+    rows=150_000,
+    n_chains=20,
+    own_chains=20,
+    n_levels=41,
+    substeps=2,
+    own_levels=9,
+    own_substeps=10,
+    batch=500,
+    burn_in=0.4,
+    fit_samples=256,
 )
 
 
@@ -68,5 +79,10 @@ def test_what_is_there_is_not_done_again(gaussian, tmp_path, monkeypatch):
     assert [p.read_bytes() for p in run()] == first
     kept = tempering.load_draws(paths[1])
     assert (kept.about["method"], kept.about["seed"], kept.about["beta"]) == ("RNE, own", 1, BETA)
+    other = model.denoiser(EDM(Nothing(), 2 * SCALE), 4)
+    with pytest.raises(InputError, match="another model;"):
+        list(tempering.temper(other, BETA, tmp_path, small, (0,), ("RNE, own",)))
+    with pytest.raises(InputError, match="another budget;"):
+        list(tempering.temper(gaussian, BETA, tmp_path, replace(small, batch=60), (0,), ("RNE, own",)))
     with pytest.raises(InputError, match="no method 'magic'"):
         list(tempering.temper(gaussian, BETA, tmp_path, small, (0,), ("magic",)))

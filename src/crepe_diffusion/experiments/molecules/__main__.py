@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from dataclasses import replace
-from itertools import combinations
+from importlib.resources import files
 from pathlib import Path
-
-import numpy as np
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.experiments.molecules.peptides import PEPTIDES, peptide
+from crepe_diffusion.run.files import publish
 
 DATA = Path("data/molecules")
 RUNS = Path("runs/molecules")
@@ -40,19 +40,26 @@ def main(argv: list[str] | None = None) -> int:
     sub.set_defaults(command=_check)
 
     sub = commands.add_parser("train", parents=[shared], help="train on hot frames; goes on where it was left")
-    sub.add_argument("--out", type=Path, metavar="DIR", help="default: DATA/PEPTIDE/training")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: DATA/PEPTIDE/training-NOISE")
     sub.add_argument("--network", default="pairs", help="pairs, pairs-small or egnn")
+    sub.add_argument("--noise", default="all", help="all, or low or high: one of two parts for `join`")
     sub.add_argument("--walker", type=int, metavar="I", help="only frames of this walker (default: of all)")
-    sub.add_argument("--steps", type=int, default=45_000)
-    sub.add_argument("--batch", type=int, default=512)
+    sub.add_argument("--steps", type=int, default=56_000)
+    sub.add_argument("--batch", type=int, default=256)
     sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_train)
 
+    sub = commands.add_parser("join", help="one model from the parts trained with --noise low and --noise high")
+    sub.add_argument("low", type=Path)
+    sub.add_argument("high", type=Path)
+    sub.add_argument("--out", type=Path, required=True, metavar="FILE")
+    sub.set_defaults(command=_join)
+
     sub = commands.add_parser("temper", parents=[shared], help="sample cold by every method; goes on where it was left")
     sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
-    sub.add_argument("--rows", type=int, default=50_000 * 201, help="network evaluations of each method and seed")
+    sub.add_argument("--rows", type=int, default=1_500_000, help="network evaluations of each method and seed")
     sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
     sub.add_argument("--threads", type=int, default=1)
@@ -62,6 +69,12 @@ def main(argv: list[str] | None = None) -> int:
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
     sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
     sub.set_defaults(command=_report)
+
+    sub = commands.add_parser("page", help="write docs/molecules.md from what the other commands left")
+    sub.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where `check` and `md` wrote")
+    sub.add_argument("--runs", type=Path, default=RUNS, metavar="DIR", help="where `report` wrote, a folder a peptide")
+    sub.add_argument("--docs", type=Path, default=Path("docs"), metavar="DIR")
+    sub.set_defaults(command=_page)
 
     sub = commands.add_parser("subset", parents=[shared], help="a few blocks of frames, as shipped for the tiny preset")
     sub.add_argument("--out", type=Path, required=True, metavar="DIR")
@@ -104,6 +117,8 @@ def _md(given: argparse.Namespace) -> int:
                 f"rungs, {speed:.0f} ns/h in all, neighbours accept {share:.3f}",
                 flush=True,
             )
+            facts = {"engine": given.engine, "n_rungs": len(temperatures), "hours": spent / 3600, "ns_per_hour": speed}
+            publish(folder / "speed.json", json.dumps(facts, indent=1).encode())
         if done >= wanted:
             break
     return 0
@@ -111,31 +126,22 @@ def _md(given: argparse.Namespace) -> int:
 
 def _check(given: argparse.Namespace) -> int:
     from crepe_diffusion.experiments.molecules import convergence, data
-    from crepe_diffusion.experiments.molecules.dynamics import INTERVAL
-    from crepe_diffusion.experiments.molecules.geometry import backbone, dihedrals
 
-    chosen = peptide(given.peptide)
+    chosen, found = peptide(given.peptide), []
     for temperature in sorted({chosen.cold, chosen.hot}):
-        trajectories = data.load(given.data, chosen, temperature, given.equilibration)
-        length = sum(map(len, trajectories)) * INTERVAL / 1000
-        print(f"{chosen.name} at {temperature:g} K: {len(trajectories)} trajectories, {length:.1f} ns")
-        phi = backbone(chosen.atoms)["phi"]
-        crossed = sum(convergence.transitions(dihedrals(t, phi)[:, k]) for t in trajectories for k in range(len(phi)))
-        inside = [convergence.basins(t, chosen.atoms) for t in trajectories]
-        whole = np.concatenate(inside)
-        halves = [
-            np.concatenate([t[: len(t) // 2] for t in inside]),
-            np.concatenate([t[len(t) // 2 :] for t in inside]),
-        ]
-        z_halves, error = convergence.compare(*halves), np.sqrt(convergence.variance(whole))
-        z_walkers = [convergence.compare(a, b) for a, b in combinations(inside, 2)] or [np.zeros(4)]
-        for k, basin in enumerate(convergence.BASINS):
-            print(
-                f"  {basin.name:8s} {whole[:, k].mean():.4f} +- {error[k]:.4f}   halves z = {z_halves[k]:+.1f}   "
-                f"trajectories |z| <= {max(abs(z[k]) for z in z_walkers):.1f}"
-            )
-        print(f"  changes of sign of phi: {crossed}")
-        print(f"  {convergence.verdict(crossed, np.stack([z_halves, *z_walkers]), whole.mean(0), error)}")
+        walkers = data.load_walkers(given.data, chosen, temperature, given.equilibration)
+        facts = convergence.examine(walkers, chosen.atoms)
+        found.append({"temperature": temperature, **facts})
+        size = f"{facts['n_trajectories']} trajectories of {facts['n_walkers']} walkers, {facts['ns']:.1f} ns"
+        print(f"{chosen.name} at {temperature:g} K: {size}")
+        for name, basin in facts["basins"].items():
+            line = f"  {name:8s} {basin['share']:.4f} +- {basin['error']:.4f}   halves z = {basin['z_halves']:+.1f}"
+            if basin["z_walkers"] is not None:
+                line += f"   walkers |z| <= {basin['z_walkers']:.1f}"
+            print(line)
+        print(f"  changes of sign of phi, within blocks: {facts['crossings']}")
+        print(f"  {facts['verdict']}")
+    publish(given.data / chosen.name / "check.json", json.dumps(found, indent=1).encode())
     return 0
 
 
@@ -150,8 +156,11 @@ def _train(given: argparse.Namespace) -> int:
     if given.network not in model.NETWORKS:
         raise InputError(f"network must be one of {', '.join(model.NETWORKS)}, got {given.network!r}")
     frames = data.split(data.load(given.data, chosen, chosen.hot, given.equilibration, given.ps, given.walker))
-    settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch)
-    folder = given.out or given.data / chosen.name / "training"
+    if given.noise not in model.NOISE:
+        raise InputError(f"noise must be one of {', '.join(model.NOISE)}, got {given.noise!r}")
+    mean, std = model.NOISE[given.noise]
+    settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch, noise_mean=mean, noise_std=std)
+    folder = given.out or given.data / chosen.name / f"training-{given.noise}"
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
     pairs, network = bonds(chosen), model.NETWORKS[given.network]
     # Volumes show a network which hand is which; one that sees distances only has to know both.
@@ -159,6 +168,14 @@ def _train(given: argparse.Namespace) -> int:
     centres, groups = (stereocentres(pairs), None) if handed else (None, methyls(pairs))
     for line in model.train_model(frames, folder, chosen.name, network, settings, centres, groups, about):
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
+    return 0
+
+
+def _join(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules import model
+
+    model.join(given.low, given.high, given.out)
+    print(given.out)
     return 0
 
 
@@ -191,6 +208,14 @@ def _report(given: argparse.Namespace) -> int:
     rows = report.rows_of(cold, hot, folder, given.samples, lambda name: print(f"measuring: {name}", flush=True))
     report.write(rows, cold, folder)
     print(report.table(rows, chosen))
+    return 0
+
+
+def _page(given: argparse.Namespace) -> int:
+    from crepe_diffusion.experiments.molecules.page import write_page
+
+    weights = Path(str(files("crepe_diffusion.experiments.molecules") / "weights"))
+    print(f"Wrote {write_page(given.runs, given.data, weights, given.docs)}")
     return 0
 
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.experiments.molecules import trajectory
-from crepe_diffusion.experiments.molecules.dynamics import BLOCK, INTERVAL, rungs
+from crepe_diffusion.experiments.molecules.dynamics import BLOCK, INTERVAL, rungs, walkers
 from crepe_diffusion.experiments.molecules.geometry import bonds, methyls, relabelled
 from crepe_diffusion.experiments.molecules.peptides import Peptide
 
-__all__ = ["load", "split", "subset"]
+__all__ = ["load", "load_walkers", "split", "subset"]
 
 
 def load(
@@ -31,21 +31,41 @@ def load(
     Frames are centred, and the hydrogens of methyl groups named in one sense. `most` is the length in ps after which a
     trajectory is cut, so that two runs may read the same frames while dynamics go on; `walker` chooses one of them.
     """
+    out = _frames(rungs(data, peptide, temperature, walker), peptide, equilibration, most)
+    if not out:
+        raise _too_short(peptide, temperature, equilibration)
+    return out
+
+
+def load_walkers(
+    data: Path, peptide: Peptide, temperature: float, equilibration: float = 500.0
+) -> list[list[np.ndarray]]:
+    """What `load` reads, walker by walker; those that have not got beyond equilibration are left out."""
+    paths = [rungs(data, peptide, temperature, walker) for walker in walkers(data, peptide, temperature)]
+    out = [frames for frames in (_frames(p, peptide, equilibration) for p in paths) if frames]
+    if not out:
+        raise _too_short(peptide, temperature, equilibration)
+    return out
+
+
+def _frames(paths: list[Path], peptide: Peptide, equilibration: float, most: float | None = None) -> list[np.ndarray]:
     skip = round(equilibration / INTERVAL / BLOCK) * BLOCK
     out, groups = [], methyls(bonds(peptide))
-    for path in rungs(data, peptide, temperature, walker):
+    for path in paths:
         with _silent():
             frames = mdtraj.load_dcd(str(path), top=str(path.with_name("topology.pdb"))).xyz
         end = len(frames) if most is None else round(most / INTERVAL)
         frames = frames[skip : end // BLOCK * BLOCK]
         if len(frames):
             out.append(relabelled(frames - frames.mean(1, keepdims=True), groups))
-    if not out:
-        raise InputError(
-            f"the trajectories of the {peptide.name} at {temperature:g} K are shorter than the {equilibration:g} ps "
-            "that are left out at their start; run `md` for longer"
-        )
     return out
+
+
+def _too_short(peptide: Peptide, temperature: float, equilibration: float) -> InputError:
+    return InputError(
+        f"the trajectories of the {peptide.name} at {temperature:g} K are shorter than the {equilibration:g} ps "
+        "that are left out at their start; run `md` for longer"
+    )
 
 
 def split(trajectories: list[np.ndarray], share: float = 0.05) -> tuple[np.ndarray, np.ndarray]:

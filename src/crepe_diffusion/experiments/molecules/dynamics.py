@@ -33,7 +33,7 @@ from crepe_diffusion.experiments.molecules.lanes import LANES, Lanes
 from crepe_diffusion.experiments.molecules.peptides import FRICTION, GAS_CONSTANT, STEP, Peptide, integrator
 from crepe_diffusion.run.files import DamagedError, publish
 
-__all__ = ["BLOCK", "ENGINES", "INTERVAL", "OneByOne", "SideBySide", "State", "Walker", "exchange", "rungs"]
+__all__ = ["BLOCK", "ENGINES", "INTERVAL", "OneByOne", "SideBySide", "State", "Walker", "exchange", "rungs", "walkers"]
 
 INTERVAL = 1.0  # ps between frames
 BLOCK = 20  # frames between exchanges
@@ -247,3 +247,8 @@ def rungs(data: Path, peptide: Peptide, temperature: float, walker: int | None =
     if not found:
         raise InputError(f"no trajectories of the {peptide.name} at {temperature:g} K under {data}; run `md` first")
     return found
+
+
+def walkers(data: Path, peptide: Peptide, temperature: float) -> list[int]:
+    """Which walkers have trajectories at this temperature."""
+    return sorted({int(path.parent.name.removeprefix("walker-")) for path in rungs(data, peptide, temperature)})

@@ -109,17 +109,18 @@ def relabelled(x: np.ndarray, groups: np.ndarray) -> np.ndarray:
     return x
 
 
-def same_hand(x: np.ndarray, pairs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mirror images turned into the hand of the reference, and which rows are neither (alpha carbons of both hands).
+def same_hand(x: np.ndarray, pairs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Mirror images turned into the hand of the reference, which rows are neither hand, and which were turned.
 
     A network that knows distances only draws both hands equally often. The energy does not tell them apart either, so
-    mirroring is exact; a molecule with some alpha carbons of either hand is an error of the model, and is counted.
+    mirroring is exact; a molecule with some alpha carbons of either hand is an error of the model, and is counted. It
+    is turned as well if most of them are of the other hand.
     """
     groups, alpha = methyls(pairs), alphas(pairs)
     same = handedness(x, alpha) == handedness(reference[None], alpha)
-    mirrored = same.mean(1) < 0.5
-    turned = np.where(mirrored[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x)
-    return relabelled(turned, groups), same.any(1) & ~same.all(1)
+    turned = same.mean(1) < 0.5
+    x = np.where(turned[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x)
+    return relabelled(x, groups), same.any(1) & ~same.all(1), turned
 
 
 def distances(x: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 A molecule of 22 atoms is too small to fill a processor: OpenMM's fastest platform for it uses one number of a vector
 of sixteen. `lanes.c` puts one copy in each place of the vector. The system with all its parameters is OpenMM's, and so
-are the formulas of the integrator (Langevin-middle, constrained bonds). Tests compare energies and forces with OpenMM's.
+are the formulas of the integrator (Langevin-middle, constrained bonds). Tests hold energies and forces against it.
 
 It is compiled when it is first used, with the C compiler of the machine (`cc`, or what CC names).
 """

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.experiments.molecules.network import EGNN, PairForces
+from crepe_diffusion.experiments.molecules.network import EGNN, PairForces, Split
 from crepe_diffusion.experiments.training import Settings, load_weights, loss, save_weights, train
 from crepe_diffusion.models import Denoiser
 from crepe_diffusion.models.edm import EDM
 from crepe_diffusion.processes import Gaussian
 
-__all__ = ["NETWORKS", "SETTINGS", "by_noise", "load", "train_model"]
+__all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load", "train_model"]
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
@@ -29,17 +29,51 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "egnn": {"kind": "egnn", "n_layers": 4, "width": 64},
 }
 # Bonds matter at sigma near their own 0.003 nm and the shape of the whole near 0.2 nm: the noise is centred between.
-SETTINGS = Settings(n_steps=45_000, batch=512, rate=1e-3, noise_mean=-3.6, noise_std=1.8, average=0.9995)
+SETTINGS = Settings(n_steps=56_000, batch=256, rate=1e-3, noise_mean=-3.6, noise_std=1.8, average=0.9995)
+# Stiff and local below `SPLIT`, loose and global above it: two networks, each for its own noise, learn side by side and
+# cost no more to evaluate than one.
+SPLIT = 0.03
+NOISE = {"all": (-3.6, 1.8), "low": (-5.0, 1.2), "high": (-2.2, 1.05)}
+"""Mean and standard deviation of log sigma in training: of a whole model, or of the parts that `join` puts together."""
 
 
 def build(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None = None) -> EDM:
     """The untrained denoiser; `centres` (centre and three neighbours) are what tells it left from right."""
+    return EDM(_bare(network, n_atoms, sigma_data, centres), sigma_data)
+
+
+def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None) -> nn.Module:
+    if network["kind"] == "split":
+        low, high = (_bare(network[part], n_atoms, sigma_data, centres) for part in ("low", "high"))
+        return Split(low, high, network["split"])
     sizes = {"n_layers": network["n_layers"], "width": network["width"]}
     if network["kind"] == "egnn":
-        return EDM(EGNN(n_atoms, **sizes), sigma_data)
+        return EGNN(n_atoms, **sizes)
     if network["kind"] == "pairs":
-        return EDM(PairForces(n_atoms, sigma_data, centres=centres, **sizes), sigma_data)
-    raise InputError(f'the kind of a network must be "pairs" or "egnn", got {network["kind"]!r}')
+        return PairForces(n_atoms, sigma_data, centres=centres, **sizes)
+    raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
+
+
+def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
+    """One model from two that were trained on low and on high noise; `load` reads it."""
+    (low_weights, low_about), (high_weights, high_about) = load_weights(low), load_weights(high)
+    for key in ("n_atoms", "sigma_data"):
+        if low_about[key] != high_about[key]:
+            raise InputError(f"{low} and {high} disagree on {key}: {low_about[key]} and {high_about[key]}")
+    network = {"kind": "split", "split": split}
+    network |= {"low": json.loads(low_about["network"]), "high": json.loads(high_about["network"])}
+    about = {k: v for k, v in low_about.items() if v == high_about.get(k)} | {"network": json.dumps(network)}
+    about |= {
+        f"{part} {k}": a[k] for part, a in (("low", low_about), ("high", high_about)) for k in ("settings", "last")
+    }
+    centres = low_weights.get("network.centres", high_weights.get("network.centres"))
+    model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), centres)
+    weights = {"scales": low_weights.pop("scales")}
+    high_weights.pop("scales")
+    for part, tensors in (("low", low_weights), ("high", high_weights)):
+        weights |= {f"network.{part}.{name.removeprefix('network.')}": v for name, v in tensors.items()}
+    model.load_state_dict(weights)
+    save_weights(out, model, about)
 
 
 def train_model(
@@ -101,7 +135,8 @@ def load(name: str | Path) -> Denoiser:
         path = Path(str(files("crepe_diffusion.experiments.molecules") / "weights")) / f"{name}.safetensors"
     weights, about = load_weights(path)
     n_atoms = int(about["n_atoms"])
-    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), weights.get("network.centres"))
+    centres = next((v for k, v in weights.items() if k.endswith(".centres")), None)
+    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), centres)
     model.load_state_dict(weights)
     return denoiser(model, n_atoms)
 

@@ -6,8 +6,8 @@
 The score of a law that is invariant under rigid motions has this form, for its log-density is a function of such
 invariants. `PairForces` lets one network give all `w` from all invariants, which is cheap because the atoms of one
 molecule have names and need no permutation symmetry. Distances alone do not tell mirror images apart; volumes do, where
-they are given. `EGNN` is the graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022), which knows
-distances only.
+they are given. `Split` is two networks, one below and one above a noise level. `EGNN` is the graph network of the paper
+(Satorras et al. 2021, Hoogeboom et al. 2022), which knows distances only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-__all__ = ["EGNN", "PairForces"]
+__all__ = ["EGNN", "PairForces", "Split"]
 
 BOND = 0.12  # nm
 
@@ -40,12 +40,14 @@ class NoiseWaves(nn.Module):
 
 
 class PairForces(nn.Module):
-    """`n_layers` of `width` units from invariants to the strengths of the forces along them.
+    """`n_layers` of `width` units from invariants to the strengths of the forces along them, and a linear path beside.
 
     A bond is a hundred times stiffer than a torsion, so each distance is measured in its own standard deviation, that
     of the data and of the noise together: `(d - sqrt(mean^2 + 16/pi sigma^2)) / sqrt(std^2 + 2 sigma^2)`. The mean
-    distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`. Volumes only have to show their sign;
-    their scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring.
+    distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`, that of their squares `6 sigma^2`.
+    Squares come in too, and forces along `grad d^2` go out: under much noise the best denoiser is nearly a polynomial
+    in the coordinates, which their products can say better than lengths. Volumes only have to show their sign; their
+    scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring.
     """
 
     pairs: Tensor
@@ -59,16 +61,19 @@ class PairForces(nn.Module):
         super().__init__()
         pairs = torch.tensor(list(combinations(range(n_atoms), 2)))
         self.register_buffer("pairs", pairs, persistent=False)
-        self.register_buffer("centres", torch.zeros(0, 4, dtype=torch.long) if centres is None else centres)
+        self.register_buffer("centres", torch.zeros(0, 4, dtype=torch.long) if centres is None else centres.clone())
         self.register_buffer("mean", torch.ones(len(pairs)))
         self.register_buffer("std", torch.ones(len(pairs)))
         self.sigma_data = sigma_data
         self.noise = NoiseWaves()
-        n_invariants = len(pairs) + len(self.centres)
+        n_invariants = 2 * len(pairs) + len(self.centres)
         self.first = nn.Linear(n_invariants, width)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers - 1))
         self.shifts = nn.Linear(self.noise.width, 2 * width * n_layers)
         self.last = nn.Linear(width, n_invariants)
+        self.linear = nn.Linear(n_invariants, n_invariants, bias=False)
+        self.gains = nn.Linear(self.noise.width, 2 * n_invariants)
+        nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
@@ -90,8 +95,11 @@ class PairForces(nn.Module):
         bond = (BOND**2 + 4 * sigma**2).sqrt()
         volume_by_a, volume_by_b, volume_by_c = (torch.linalg.cross(*two) for two in ((b, c), (c, a), (a, b)))
         volume = (volume_by_c * c).sum(-1) / bond**3
-        w = self._weights(torch.cat([scaled, 2 * volume], 1), c_noise)
-        along, around = w[:, : len(i)] / d, (w[:, len(i) :] / bond**2)[:, :, None]
+        spread = (self.mean**2 + 6 * sigma**2).sqrt()
+        square = (d**2 - self.mean**2 - 6 * sigma**2) / (spread * (4 * self.std**2 + 4 * sigma**2).sqrt())
+        w = self._weights(torch.cat([scaled, square, 2 * volume], 1), c_noise)
+        n = len(i)
+        along, around = w[:, :n] / d + w[:, n : 2 * n] / spread, (w[:, 2 * n :] / bond**2)[:, :, None]
         force = gap * along[:, :, None]
         out = torch.zeros_like(y).index_add(1, i, force).index_add(1, j, -force)
         for k, push in enumerate((volume_by_a, volume_by_b, volume_by_c), 1):
@@ -100,12 +108,31 @@ class PairForces(nn.Module):
         return out
 
     def _weights(self, invariants: Tensor, c_noise: Tensor) -> Tensor:
-        shifts = self.shifts(self.noise(c_noise)).reshape(len(c_noise), 2, -1, self.first.out_features)
+        waves = self.noise(c_noise)
+        gain, weight = self.gains(waves).chunk(2, 1)
+        straight = (1 + weight) * self.linear((1 + gain) * invariants)
+        shifts = self.shifts(waves).reshape(len(c_noise), 2, -1, self.first.out_features)
         scale, shift = shifts.unbind(1)
         h = silu(self.first(invariants) * (1 + scale[:, 0]) + shift[:, 0])
         for k, layer in enumerate(self.hidden, 1):
             h = h + silu(layer(h) * (1 + scale[:, k]) + shift[:, k])
-        return self.last(h)
+        return self.last(h) + straight
+
+
+class Split(nn.Module):
+    """`low` where sigma is below the split, `high` where it is not; each row is evaluated by one of them."""
+
+    def __init__(self, low: nn.Module, high: nn.Module, split: float):
+        super().__init__()
+        self.low, self.high, self.split = low, high, split
+
+    def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
+        below = 4 * c_noise < math.log(self.split)
+        out = torch.empty_like(y)
+        for rows, network in ((below, self.low), (~below, self.high)):
+            if rows.any():
+                out[rows] = network(y[rows], c_noise[rows])
+        return out
 
 
 class EGNN(nn.Module):

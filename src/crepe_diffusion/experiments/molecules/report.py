@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from crepe_diffusion.experiments.molecules.peptides import Peptide, energies
 from crepe_diffusion.experiments.molecules.tempering import METHODS, UNTEMPERED, file_name, load_draws
 from crepe_diffusion.run.files import publish
 
-__all__ = ["Row", "bond_errors", "rows_of", "write"]
+__all__ = ["HALVES", "PAPER", "Result", "Row", "bond_errors", "results", "rows_of", "score", "table", "write"]
 
 HALVES = "dynamics, two halves"
 PAPER = {
@@ -51,15 +51,25 @@ PAPER = {
 
 
 @dataclass
-class Row:
-    """One method: its samples with one hand, the metrics of each seed, and what its runs said of themselves."""
+class Result:
+    """What is known of one method: the metrics of each seed, and what its runs said of themselves.
+
+    `mixed` is the share of samples with alpha carbons of both hands, `turned` that of samples that had to be mirrored.
+    """
 
     name: str
-    samples: np.ndarray
     metrics: list[dict[str, float]]
     mixed: float
+    turned: float
     bonds: tuple[float, float]
     about: list[dict]
+
+
+@dataclass
+class Row(Result):
+    """A result with the samples that it was measured on, all of one hand."""
+
+    samples: np.ndarray
 
 
 def bond_errors(peptide: Peptide, frames: np.ndarray, samples: np.ndarray) -> tuple[float, float]:
@@ -84,49 +94,65 @@ def rows_of(
         raise InputError(f"no samples in {folder}; run `temper` first")
     rng = np.random.default_rng(0)
     floor = [between_halves(cold, n, rng) for _ in range(3)]
-    rows = [Row(HALVES, cold.frames, floor, 0.0, bond_errors(cold.peptide, *cold.halves), [])]
+    rows = [Row(HALVES, floor, 0.0, 0.0, bond_errors(cold.peptide, *cold.halves), [], cold.frames)]
     pairs = bonds(cold.peptide)
     for name in [m for m in METHODS if m in files]:
         progress(name)
         truth = hot if name == UNTEMPERED else cold
         draws = [load_draws(path) for path in files[name]]
-        turned = [same_hand(d.x.numpy(), pairs, truth.reference) for d in draws]
-        samples = np.concatenate([x for x, _ in turned])
-        measured = [evaluate(truth, truth.frames, x, n, rng) for x, _ in turned]
-        mixed = float(np.concatenate([m for _, m in turned]).mean())
+        hands = [same_hand(d.x.numpy(), pairs, truth.reference) for d in draws]
+        samples, mixed, turned = (np.concatenate(parts) for parts in zip(*hands, strict=True))
+        measured = [evaluate(truth, truth.frames, x, n, rng) for x, *_ in hands]
         rows.append(
             Row(
                 name,
-                samples,
                 measured,
-                mixed,
+                float(mixed.mean()),
+                float(turned.mean()),
                 bond_errors(truth.peptide, truth.frames, samples),
                 [d.about for d in draws],
+                samples,
             )
         )
     return rows
 
 
-def table(rows: list[Row], peptide: Peptide) -> str:
+def results(folder: Path) -> list[Result]:
+    """What `write` left in `results.json`."""
+    return [
+        Result(r["method"], r["metrics"], r["mixed"], r["turned"], tuple(r["bonds"]), r["about"])
+        for r in json.loads((folder / "results.json").read_text())
+    ]
+
+
+def score(result: Result, metric: str) -> tuple[float, float]:
+    """The mean over seeds and its standard error, NaN for one seed; the mean is infinite if a value is not finite."""
+    values = np.array([m[metric] for m in result.metrics])
+    if not np.isfinite(values).all():
+        return float("inf"), float("nan")
+    error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return float(values.mean()), float(error)
+
+
+def table(rows: Sequence[Result], peptide: Peptide) -> str:
     """Markdown, with the paper's numbers below ours."""
-    head = ["method", *METRICS[:4], "dF (kJ/mol)", "bond shift (pm)", "bond spread", "mixed hands", "rows"]
+    head = ["method", *METRICS[:4], "dF (kJ/mol)", "bond shift (pm)", "bond spread", "mixed hands", "turned", "rows"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
-        cells = [_mean(row, name) for name in METRICS]
-        cells += [f"{1000 * row.bonds[0]:.2f}", f"{row.bonds[1]:.3f}", f"{row.mixed:.4f}"]
+        cells = [_cell(row, name) for name in METRICS]
+        cells += [f"{1000 * row.bonds[0]:.2f}", f"{row.bonds[1]:.3f}", f"{row.mixed:.4f}", f"{row.turned:.4f}"]
         cells.append(f"{np.mean([a['rows'] for a in row.about]):,.0f}" if row.about else "")
         lines.append("| " + " | ".join([row.name, *cells]) + " |")
     for name, values in PAPER[peptide.name].items():
-        lines.append("| " + " | ".join([f"paper: {name}", *(f"{v:.3f}" for v in values), *[""] * 5]) + " |")
+        lines.append("| " + " | ".join([f"paper: {name}", *(f"{v:.3f}" for v in values), *[""] * 6]) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _mean(row: Row, name: str) -> str:
-    values = np.array([m[name] for m in row.metrics])
-    if not np.isfinite(values).all():
-        return "no crossing"
-    spread = f" +- {values.std(ddof=1) / np.sqrt(len(values)):.3f}" if len(values) > 1 else ""
-    return f"{values.mean():.3f}{spread}"
+def _cell(row: Result, metric: str) -> str:
+    mean, error = score(row, metric)
+    if not np.isfinite(mean):
+        return "no crossing" if metric == "dF" else "not finite"
+    return f"{mean:.3f}" + (f" +- {error:.3f}" if np.isfinite(error) else "")
 
 
 def write(rows: list[Row], cold: Truth, folder: Path) -> None:
@@ -134,7 +160,15 @@ def write(rows: list[Row], cold: Truth, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     publish(folder / "table.md", table(rows, cold.peptide).encode())
     facts = [
-        {"method": r.name, "metrics": r.metrics, "mixed": r.mixed, "bonds": r.bonds, "about": r.about} for r in rows
+        {
+            "method": r.name,
+            "metrics": r.metrics,
+            "mixed": r.mixed,
+            "turned": r.turned,
+            "bonds": r.bonds,
+            "about": r.about,
+        }
+        for r in rows
     ]
     publish(folder / "results.json", json.dumps(facts, indent=1).encode())
     topology = mdtraj.Topology.from_openmm(cold.peptide.topology)

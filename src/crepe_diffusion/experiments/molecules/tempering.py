@@ -3,15 +3,20 @@
     pi(x) ~ p_hot(x)^beta,      beta = T_hot / T_cold
 
 `paper` methods use the paper's ladder (201 steps from 0.001 to 10 nm, a level every 4), its Euler-Maruyama kernels with
-the reference process, and its proposal. `own` methods differ in four things: the Fisher variance, the balanced
-proposal, Metropolised local moves, and levels moved until all pairs reject equally.
+the reference process, and its proposal. `own` methods use the Fisher variance, the balanced proposal, Metropolised
+local moves, levels moved until all pairs reject equally, and a ladder for stiff molecules: equal ratios of noise, for
+bonds feel all of them alike, and few levels with many steps between. How often a pair accepts hardly depends on how
+many steps lie between its levels: what an isotropic variance gets wrong about a stiff bond is corrected by the next
+step as much as it is added to. So the fewer levels, the sooner a replica has walked through all of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +32,10 @@ from crepe_diffusion.processes import EulerMaruyama, Gaussian
 from crepe_diffusion.run.files import publish
 from crepe_diffusion.schedules import Ladder
 
-__all__ = ["METHODS", "UNTEMPERED", "Budget", "Draws", "file_name", "load_draws", "save_draws", "temper"]
+__all__ = ["ABLATIONS", "METHODS", "UNTEMPERED", "Budget", "Draws", "file_name", "load_draws", "save_draws", "temper"]
 
 
+ENDS = (0.0005, 1.5)  # nm
 SHORTEST_ROUND = 10  # iterations: each pair meets five times, the least from which a rejection can be told
 
 
@@ -42,13 +48,16 @@ class Budget:
     """
 
     rows: int = 50_000 * 201
-    n_chains: int = 10
     n_levels: int = 51
     substeps: int = 4
+    n_chains: int = 4
+    own_levels: int = 11
+    own_substeps: int = 20
+    own_chains: int = 32
     batch: int = 1000
-    burn_in: float = 0.1
+    burn_in: float = 0.2
     """The share of the rows that replica exchange spends before it keeps samples (and adapts its ladder)."""
-    n_adapt: int = 3
+    n_adapt: int = 1
     fit_samples: int = 512
     micro_batch: int = 4096
 
@@ -63,11 +72,16 @@ class Draws:
 
 @dataclass(frozen=True)
 class Setting:
-    """Ladder, kernels and local moves of a method."""
+    """Ladders, kernels and local moves of a method."""
 
     ladder: Ladder
     options: dict[str, Any]
     explorer: cd.Langevin | cd.Bounce
+    n_chains: int
+    resampling: Ladder
+    """The ladder of particles, which lose nothing by frequent levels."""
+    ess_threshold: float
+    adapted: bool
 
 
 def paper(model: Denoiser, budget: Budget) -> Setting:
@@ -75,22 +89,33 @@ def paper(model: Denoiser, budget: Budget) -> Setting:
     scale = float(model.function.scales)  # type: ignore[attr-defined]
     levels = cd.ladder.karras(budget.n_levels, 0.001, 10.0, substeps=budget.substeps)
     process = EulerMaruyama(zero_mean=0, reference=scale)
-    return Setting(levels, {"process": process, "proposal": cd.Proposal("paper")}, cd.Langevin())
+    options = {"process": process, "proposal": cd.Proposal("paper")}
+    return Setting(levels, options, cd.Langevin(), budget.n_chains, levels, ess_threshold=1.0, adapted=False)
 
 
-def own(model: Denoiser, budget: Budget) -> Setting:
+def own(model: Denoiser, budget: Budget, variance: str | float = "fisher") -> Setting:
     """The noise end need not be far beyond the data, whose scale is 0.2 nm: its law is known from the fit.
 
-    Samples are finished from level 0 to no noise at all: what is left there would show in the energy of bonds.
+    Samples are left at level 0, a seventh of the spread of the stiffest bond. To finish them by a denoising step would
+    add noise: its isotropic variance is that of soft directions.
     """
-    levels = replace(cd.ladder.karras(budget.n_levels, 0.0005, 2.0, substeps=budget.substeps), finish=(0.0,))
-    return Setting(levels, {"process": Gaussian(zero_mean=0), "fit_samples": budget.fit_samples}, cd.Bounce())
+    levels = cd.ladder.geometric(budget.own_levels, *ENDS, substeps=budget.own_substeps)
+    resampling = cd.ladder.geometric(budget.n_levels, *ENDS, substeps=budget.substeps)
+    options = {"process": Gaussian(zero_mean=0, variance=variance), "fit_samples": budget.fit_samples}
+    return Setting(levels, options, cd.Bounce(), budget.own_chains, resampling, ess_threshold=0.5, adapted=True)
 
 
-def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int, adapt: bool) -> Draws:
+def many_levels(model: Denoiser, budget: Budget) -> Setting:
+    """As many steps, cut into as many levels as the paper's; fewer chains, since each needs more iterations."""
+    setting = own(model, budget)
+    return replace(setting, ladder=setting.resampling, n_chains=budget.n_chains)
+
+
+def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
     """Replica exchange until the rows are spent."""
+    adapt = setting.adapted
     chain = cd.ReplicaExchange(
-        model**beta, setting.ladder, n_chains=budget.n_chains, seed=seed, explorer=setting.explorer,
+        model**beta, setting.ladder, n_chains=setting.n_chains, seed=seed, explorer=setting.explorer,
         micro_batch=budget.micro_batch, **setting.options,
     )  # fmt: skip
     pieces = budget.n_adapt + 1 if adapt else 1
@@ -118,11 +143,11 @@ def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, see
 
 
 def particles(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int, weights: str) -> Draws:
-    """SMC in batches, resampled at every level as in the paper, and resampled to equal weights at the end."""
-    cost = budget.batch * len(setting.ladder.times)
+    """SMC in batches, resampled to equal weights at the end."""
+    n_batches = max(1, budget.rows // (budget.batch * len(setting.resampling.times)))
     smc = cd.SMC(
-        model**beta, setting.ladder, n_particles=budget.batch, n_batches=max(1, budget.rows // cost), weights=weights,
-        ess_threshold=1.0, seed=seed, micro_batch=budget.micro_batch, **setting.options,
+        model**beta, setting.resampling, n_particles=budget.batch, n_batches=n_batches, weights=weights,
+        ess_threshold=setting.ess_threshold, seed=seed, micro_batch=budget.micro_batch, **setting.options,
     )  # fmt: skip
     out = smc.sample()
     about = {"rows": out.evaluations.rows, "log_z": out.log_z.tolist(), "ess": out.ess.tolist()}
@@ -148,11 +173,16 @@ METHODS: dict[str, Run] = {
     "FKC, annealed score": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "fkc"),
     "FKC, annealed noise": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "fkc-noise"),
     "RNE, paper": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "rne"),
-    "CREPE, paper": lambda m, b, budget, seed: exchange(paper(m, budget), m, b, budget, seed, adapt=False),
+    "CREPE, paper": lambda m, b, budget, seed: exchange(paper(m, budget), m, b, budget, seed),
     "annealed score, own": lambda m, b, budget, seed: plain(own(m, budget), m, b, budget, seed),
     "RNE, own": lambda m, b, budget, seed: particles(own(m, budget), m, b, budget, seed, "rne"),
-    "CREPE, own": lambda m, b, budget, seed: exchange(own(m, budget), m, b, budget, seed, adapt=True),
+    "CREPE, own": lambda m, b, budget, seed: exchange(own(m, budget), m, b, budget, seed),
+    "CREPE, own, 51 levels": lambda m, b, budget, seed: exchange(many_levels(m, budget), m, b, budget, seed),
+    "CREPE, own, v = d": lambda m, b, budget, seed: exchange(own(m, budget, math.inf), m, b, budget, seed),
+    "CREPE, own, DDPM variance": lambda m, b, budget, seed: exchange(own(m, budget, 0.0), m, b, budget, seed),
 }
+ABLATIONS = tuple(METHODS)[-3:]
+"""What the number of levels does, and the variance of denoising steps to bonds and energies; of the first seed only."""
 
 
 def temper(
@@ -163,16 +193,30 @@ def temper(
         if name not in METHODS:
             raise InputError(f"no method {name!r}; there are {', '.join(METHODS)}")
     for name in methods:
-        for seed in seeds:
+        for seed in seeds[:1] if name in ABLATIONS else seeds:
             path = folder / f"{file_name(name)}-{seed}.safetensors"
-            if not path.exists():
+            facts = {"method": name, "seed": seed, "beta": beta, "model": fingerprint(model), "budget": asdict(budget)}
+            if path.exists():
+                before = load_draws(path).about
+                changed = [key for key, value in facts.items() if before.get(key) != value]
+                if changed:
+                    raise InputError(f"{path} was drawn with another {' and '.join(changed)}; choose another folder")
+            else:
                 draws = METHODS[name](model, beta, budget, seed)
-                save_draws(path, Draws(draws.x, {"method": name, "seed": seed, "beta": beta, **draws.about}))
+                save_draws(path, Draws(draws.x, {**facts, **draws.about}))
             yield path
 
 
+def fingerprint(model: Denoiser) -> str:
+    """Of the weights: draws of one model are not to be taken for those of another."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.function.state_dict().items()):  # type: ignore[attr-defined]
+        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
 def file_name(method: str) -> str:
-    return method.replace(", ", "-").replace(" ", "-").lower()
+    return method.replace(", ", "-").replace(" = ", "-is-").replace(" ", "-").lower()
 
 
 def save_draws(path: Path, draws: Draws) -> None:
