@@ -255,7 +255,8 @@ def by_files(walkers):
 
 def test_stated_errors_are_the_spread_of_the_mean_though_replicas_change_places():
     rng = np.random.default_rng(0)
-    runs = [[exchanging(7, 500, 0.3, rng), exchanging(4, 250, 0.3, rng)] for _ in range(120)]
+    sizes = ((7, 500), (4, 250), (5, 250))
+    runs = [[exchanging(*size, 0.3, rng) for size in sizes] for _ in range(120)]
 
     def stated_over_spread(pooled):
         means, variances = (np.array(v)[:, 0] for v in zip(*map(pooled, runs), strict=True))
