@@ -268,8 +268,8 @@ def test_a_joined_model_says_where_it_came_from(tmp_path):
     }  # fmt: skip
     assert about == {
         "temperature": "800.0", "n_atoms": str(N), "sigma_data": "0.2",
-        "low settings": '{"seed": 1}', "low last": '{"step": 10}',
-        "high settings": '{"seed": 2}', "high last": '{"step": 20}',
+        "low settings": '{"seed": 1}', "low last": '{"step": 10}', "low minutes": "unknown",
+        "high settings": '{"seed": 2}', "high last": '{"step": 20}', "high minutes": "unknown",
     }  # fmt: skip
 
 

@@ -247,11 +247,11 @@ def test_weights_and_speed_are_read_from_their_files(page):
         "network": json.dumps({"kind": "pairs", "n_layers": 4, "width": 384}),
         "settings": json.dumps({"n_steps": 45_000, "batch": 512}),
         "last": json.dumps({"step": 44_000, "validation": 0.31416}),
-        "n_frames": "123456", "temperature": "800.0",
+        "n_frames": "123456", "temperature": "800.0", "minutes": "47",
     }  # fmt: skip
     speed = {"engine": "lanes", "n_rungs": 16, "hours": 2.5, "ns_per_hour": 3141.5}
     text = page(good(), weights=about, speed=speed)
-    row = ["dipeptide", "pairs, 4 x 384", "123,456 at 800 K", "44,000 x 512", "0.3142"]
+    row = ["dipeptide", "pairs, 4 x 384", "123,456 at 800 K", "44,000 x 512", "47", "0.3142"]
     assert cells(text, "dipeptide", after="## Model") == row
     assert "dipeptide walker-0, lanes: 3,142 ns/h in all 16 rungs over 2.5 h" in text
 
@@ -266,6 +266,8 @@ def test_each_part_of_joined_weights_has_a_line(page, tmp_path):
         network = {"kind": "pairs", "n_layers": 2, "width": 4 * n_steps}
         log = list(model.train_model((frames, frames), tmp_path / part, "x", network, settings, about=about))
         losses.append(f"{log[-1]['validation']:.4f}")
+        seconds = 36_000 if part == "low" else 1_800
+        (tmp_path / part / "log.jsonl").write_text(json.dumps({"seconds": seconds}) + "\n")
     (tmp_path / "weights").mkdir()
     model.join(
         *(tmp_path / p / "x.safetensors" for p in ("low", "high")), tmp_path / "weights/dipeptide.safetensors", 0.05
@@ -273,8 +275,8 @@ def test_each_part_of_joined_weights_has_a_line(page, tmp_path):
     text = page(good())
     low = cells(text, "dipeptide, noise below 0.05 nm", after="## Model")
     high = cells(text, "dipeptide, noise above 0.05 nm", after="## Model")
-    assert low[1:] == ["pairs, 2 x 8", "64 at 800 K", "2 x 16", losses[0]]
-    assert high[1:] == ["pairs, 2 x 12", "64 at 800 K", "3 x 24", losses[1]]
+    assert low[1:] == ["pairs, 2 x 8", "64 at 800 K", "2 x 16", "600", losses[0]]
+    assert high[1:] == ["pairs, 2 x 12", "64 at 800 K", "3 x 24", "30", losses[1]]
     assert losses[0] != losses[1]
 
 

@@ -63,9 +63,9 @@ def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
     network = {"kind": "split", "split": split}
     network |= {"low": json.loads(low_about["network"]), "high": json.loads(high_about["network"])}
     about = {k: v for k, v in low_about.items() if v == high_about.get(k)} | {"network": json.dumps(network)}
-    about |= {
-        f"{part} {k}": a[k] for part, a in (("low", low_about), ("high", high_about)) for k in ("settings", "last")
-    }
+    for part, path, of in (("low", low, low_about), ("high", high, high_about)):
+        about |= {f"{part} settings": of["settings"], f"{part} last": of["last"]}
+        about[f"{part} minutes"] = _minutes(path.parent)
     centres = low_weights.get("network.centres", high_weights.get("network.centres"))
     model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), centres)
     weights = {"scales": low_weights.pop("scales")}
@@ -112,7 +112,16 @@ def train_model(
     description |= {"settings": json.dumps(asdict(settings)), **(about or {})}
     for line in train(model, batches, settings, folder, validate=validate, every=every):
         yield line
-    save_weights(folder / f"{name}.safetensors", model, description | {"last": json.dumps(line)})
+    description |= {"last": json.dumps(line), "minutes": _minutes(folder)}
+    save_weights(folder / f"{name}.safetensors", model, description)
+
+
+def _minutes(folder: Path) -> str:
+    """How long a training took, by its log."""
+    log = folder / "log.jsonl"
+    if not log.exists():
+        return "unknown"
+    return f"{sum(json.loads(line)['seconds'] for line in log.read_text().splitlines()) / 60:.0f}"
 
 
 def renamed(x: Tensor, groups: np.ndarray | None, generator: torch.Generator) -> Tensor:

@@ -75,8 +75,8 @@ RUN = """## Run it
     $M md --walker 0        # one process per walker; goes on where it was left
     $M md --walker 1
     $M check                # populations of basins: between halves and between walkers
-    $M train --noise low    # goes on where it was left, as all of these do
-    $M train --noise high
+    $M train --noise low --walker 0 --ps 70000     # goes on where it was left, as all of these do
+    $M train --noise high --walker 0 --ps 70000
     D=data/molecules/dipeptide
     $M join $D/training-low/dipeptide.safetensors $D/training-high/dipeptide.safetensors --out dipeptide.safetensors
     $M temper --weights dipeptide.safetensors    # or without, for those that ship
@@ -335,8 +335,8 @@ def _weights(folder: Path) -> str:
     missing = [name for name, path in found.items() if not path.exists()]
     said = [f"No weights are shipped for the {' and the '.join(missing)}.", ""] if missing else []
     head = [
-        "| shipped weights | network | frames | steps x batch | held-out loss (1: the best linear denoiser) |",
-        "|---|---|---|---|---|",
+        "| shipped weights | network | frames | steps x batch | minutes of one core | held-out loss (1: the best linear denoiser) |",
+        "|---|---|---|---|---|---|",
     ]
     return "\n".join([*([*head, *lines, ""] if lines else []), *said])
 
@@ -357,6 +357,7 @@ def _training(name: str, about: dict[str, str]) -> list[str]:
         settings, last = (json.loads(about[f"{prefix}{key}"]) for key in ("settings", "last"))
         lines.append(
             f"| {name}{which} | {sizes['kind']}, {sizes['n_layers']} x {sizes['width']} | {frames} at"
-            f" {float(about['temperature']):g} K | {last['step']:,} x {settings['batch']} | {last['validation']:.4f} |"
+            f" {float(about['temperature']):g} K | {last['step']:,} x {settings['batch']} |"
+            f" {about.get(f'{prefix}minutes', '-')} | {last['validation']:.4f} |"
         )
     return lines
