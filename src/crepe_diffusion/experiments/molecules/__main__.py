@@ -41,11 +41,18 @@ def main(argv: list[str] | None = None) -> int:
 
     sub = commands.add_parser("train", parents=[shared], help="train on hot frames; goes on where it was left")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: DATA/PEPTIDE/training-NOISE")
-    sub.add_argument("--network", default="pairs", help="pairs, pairs-small or egnn")
+    sub.add_argument(
+        "--network",
+        default="pairs",
+        help="pairs, pairs-large (tetra- and hexapeptide), pairs-small, pairs-tiny or egnn",
+    )
     sub.add_argument("--noise", default="all", help="all, or low or high: one of two parts for `join`")
     sub.add_argument("--walker", type=int, metavar="I", help="only frames of this walker (default: of all)")
     sub.add_argument("--steps", type=int, default=56_000)
     sub.add_argument("--batch", type=int, default=256)
+    sub.add_argument("--rate", type=float, default=1e-3)
+    sub.add_argument("--unfolded", action="store_true", help="show the network whichever hand there is")
+    sub.add_argument("--start", type=Path, metavar="FILE", help="weights to begin from")
     sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_train)
@@ -149,7 +156,7 @@ def _train(given: argparse.Namespace) -> int:
     import torch
 
     from crepe_diffusion.experiments.molecules import data, model
-    from crepe_diffusion.experiments.molecules.geometry import bonds, methyls, stereocentres
+    from crepe_diffusion.experiments.molecules.geometry import alphas, bonds, methyls, stereocentres
 
     torch.set_num_threads(given.threads)
     chosen = peptide(given.peptide)
@@ -159,14 +166,19 @@ def _train(given: argparse.Namespace) -> int:
     if given.noise not in model.NOISE:
         raise InputError(f"noise must be one of {', '.join(model.NOISE)}, got {given.noise!r}")
     mean, std = model.NOISE[given.noise]
-    settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch, noise_mean=mean, noise_std=std)
+    settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch, rate=given.rate)
+    settings = replace(settings, noise_mean=mean, noise_std=std)
     folder = given.out or given.data / chosen.name / f"training-{given.noise}"
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
     pairs, network = bonds(chosen), model.NETWORKS[given.network]
     # Volumes show a network which hand is which; one that sees distances only has to know both.
     handed = network["kind"] == "pairs"
     centres, groups = (stereocentres(pairs), None) if handed else (None, methyls(pairs))
-    for line in model.train_model(frames, folder, chosen.name, network, settings, centres, groups, about):
+    if handed and not given.unfolded:
+        network = network | {"fold": {"alphas": alphas(pairs).tolist(), "methyls": methyls(pairs).tolist()}}
+    for line in model.train_model(
+        frames, folder, chosen.name, network, settings, centres, groups, about, start=given.start
+    ):
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
     return 0
 

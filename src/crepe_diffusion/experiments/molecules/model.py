@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.experiments.molecules.network import EGNN, PairForces, Split
+from crepe_diffusion.experiments.molecules.network import EGNN, Folded, PairForces, Split
 from crepe_diffusion.experiments.training import Settings, load_weights, loss, save_weights, train
 from crepe_diffusion.models import Denoiser
 from crepe_diffusion.models.edm import EDM
@@ -24,6 +24,7 @@ __all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load",
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
+    "pairs-large": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128},
     "pairs-small": {"kind": "pairs", "n_layers": 4, "width": 256},
     "pairs-tiny": {"kind": "pairs", "n_layers": 3, "width": 128},
     "egnn": {"kind": "egnn", "n_layers": 4, "width": 64},
@@ -50,7 +51,9 @@ def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Ten
     if network["kind"] == "egnn":
         return EGNN(n_atoms, **sizes)
     if network["kind"] == "pairs":
-        return PairForces(n_atoms, sigma_data, centres=centres, **sizes)
+        pairs = PairForces(n_atoms, sigma_data, centres=centres, rank=network.get("rank"), **sizes)
+        fold = {name: torch.tensor(rows) for name, rows in network.get("fold", {}).items()}
+        return Folded(pairs, **fold) if fold else pairs
     raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
 
 
@@ -86,17 +89,22 @@ def train_model(
     groups: np.ndarray | None = None,
     about: dict[str, str] | None = None,
     every: int = 500,
+    start: Path | None = None,
 ) -> Iterator[dict[str, float]]:
     """Train on frames (training, validation); yields the log. `folder/NAME.safetensors` is the model when it ends.
 
-    `groups` are methyl groups (carbon and hydrogens) whose hydrogens are renamed at random in every batch.
+    `groups` are methyl groups (carbon and hydrogens) whose hydrogens are renamed at random in every batch. `start`
+    holds weights to begin from, of the same network with or without its fold.
     """
     training, validation = (torch.from_numpy(f).float() for f in frames)
     sigma_data = float(training.std())
     torch.manual_seed(settings.seed)  # the network's first weights
     model = build(network, training.shape[1], sigma_data, None if centres is None else torch.from_numpy(centres))
-    if isinstance(model.network, PairForces):
-        model.network.fit(training)
+    for part in model.modules():
+        if isinstance(part, PairForces):
+            part.fit(training)
+    if start is not None:
+        _begin(model, start)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:
         return renamed(training[torch.randint(len(training), (n,), generator=generator)], groups, generator)
@@ -114,6 +122,13 @@ def train_model(
         yield line
     description |= {"last": json.dumps(line), "minutes": _minutes(folder)}
     save_weights(folder / f"{name}.safetensors", model, description)
+
+
+def _begin(model: EDM, start: Path) -> None:
+    weights, _ = load_weights(start)
+    if isinstance(model.network, Folded) and not any(name.startswith("network.inner.") for name in weights):
+        weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
+    model.load_state_dict(weights)
 
 
 def _minutes(folder: Path) -> str:

@@ -6,8 +6,8 @@
 The score of a law that is invariant under rigid motions has this form, for its log-density is a function of such
 invariants. `PairForces` lets one network give all `w` from all invariants, which is cheap because the atoms of one
 molecule have names and need no permutation symmetry. Distances alone do not tell mirror images apart; volumes do, where
-they are given. `Split` is two networks, one below and one above a noise level. `EGNN` is the graph network of the paper
-(Satorras et al. 2021, Hoogeboom et al. 2022), which knows distances only.
+they are given. `Folded` shows a network one hand only. `Split` is two networks, one below and one above a noise level.
+`EGNN` is the graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022), which knows distances only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-__all__ = ["EGNN", "PairForces", "Split"]
+__all__ = ["EGNN", "Folded", "PairForces", "Split"]
 
 BOND = 0.12  # nm
 
@@ -47,7 +47,8 @@ class PairForces(nn.Module):
     distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`, that of their squares `6 sigma^2`.
     Squares come in too, and forces along `grad d^2` go out: under much noise the best denoiser is nearly a polynomial
     in the coordinates, which their products can say better than lengths. Volumes only have to show their sign; their
-    scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring.
+    scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring. Of a large
+    molecule the linear path wants a `rank`: pairs grow with the square of the atoms, and a full matrix with the fourth.
     """
 
     pairs: Tensor
@@ -56,8 +57,9 @@ class PairForces(nn.Module):
     std: Tensor
 
     def __init__(
-        self, n_atoms: int, sigma_data: float, n_layers: int = 5, width: int = 512, centres: Tensor | None = None
-    ):
+        self, n_atoms: int, sigma_data: float, n_layers: int = 5, width: int = 512, centres: Tensor | None = None,
+        rank: int | None = None,
+    ):  # fmt: skip
         super().__init__()
         pairs = torch.tensor(list(combinations(range(n_atoms), 2)))
         self.register_buffer("pairs", pairs, persistent=False)
@@ -71,9 +73,11 @@ class PairForces(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers - 1))
         self.shifts = nn.Linear(self.noise.width, 2 * width * n_layers)
         self.last = nn.Linear(width, n_invariants)
-        self.linear = nn.Linear(n_invariants, n_invariants, bias=False)
+        inner = [] if rank is None else [nn.Linear(n_invariants, rank, bias=False)]
+        outer = nn.Linear(n_invariants if rank is None else rank, n_invariants, bias=False)
+        self.linear = nn.Sequential(*inner, outer) if inner else outer
         self.gains = nn.Linear(self.noise.width, 2 * n_invariants)
-        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(outer.weight)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
@@ -117,6 +121,43 @@ class PairForces(nn.Module):
         for k, layer in enumerate(self.hidden, 1):
             h = h + silu(layer(h) * (1 + scale[:, k]) + shift[:, k])
         return self.last(h) + straight
+
+
+class Folded(nn.Module):
+    """A network that is shown one hand and one naming only: what it draws has both, and is right in both.
+
+    The noise decides which hand a sample will have long before a network could know better, so a network that was
+    trained on one hand draws both, and the other one badly. Here every molecule is mirrored until the volumes at its
+    `alphas` sum to more than zero, and the hydrogens of `methyls` are renamed until theirs are positive; the answer is
+    turned back. On data of one hand this learns the law in which all mirror images and names are equally likely.
+    """
+
+    alphas: Tensor
+    methyls: Tensor
+
+    def __init__(self, inner: nn.Module, alphas: Tensor, methyls: Tensor):
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("alphas", alphas, persistent=False)
+        self.register_buffer("methyls", methyls, persistent=False)
+
+    def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
+        hand = torch.where(_volumes(y, self.alphas).sum(1) < 0, -1.0, 1.0).to(y)
+        mirror = torch.stack([torch.ones_like(hand), torch.ones_like(hand), hand], 1)[:, None]
+        y = y * mirror
+        wrong = _volumes(y, self.methyls) < 0
+        names = torch.arange(y.shape[1], device=y.device).repeat(len(y), 1)
+        b, c = self.methyls[:, 2], self.methyls[:, 3]
+        names[:, b], names[:, c] = torch.where(wrong, c, b), torch.where(wrong, b, c)
+        order = names[:, :, None].expand_as(y)  # trading names twice is no change, so one order serves both ways
+        return self.inner(y.gather(1, order), c_noise).gather(1, order) * mirror
+
+
+def _volumes(y: Tensor, centres: Tensor) -> Tensor:
+    """What three neighbours of each centre (centre and neighbours, as (centres, 4)) span, (rows, centres)."""
+    at = y[:, centres]
+    a, b, c = (at[:, :, 1:] - at[:, :, :1]).unbind(2)
+    return (torch.linalg.cross(a, b) * c).sum(-1)
 
 
 class Split(nn.Module):

@@ -75,10 +75,13 @@ RUN = """## Run it
     $M md --walker 0        # one process per walker; goes on where it was left
     $M md --walker 1
     $M check                # populations of basins: between halves and between walkers
-    $M train --noise low --walker 0 --ps 70000     # goes on where it was left, as all of these do
-    $M train --noise high --walker 0 --ps 70000
     D=data/molecules/dipeptide
-    $M join $D/training-low/dipeptide.safetensors $D/training-high/dipeptide.safetensors --out dipeptide.safetensors
+    for noise in low high; do    # each goes on where it was left, as all of these do
+        $M train --noise $noise --walker 0 --ps 70000 --unfolded
+        $M train --noise $noise --walker 0 --ps 70000 --steps 11000 --rate 5e-4 \\
+            --start $D/training-$noise/dipeptide.safetensors --out $D/folded-$noise
+    done
+    $M join $D/folded-low/dipeptide.safetensors $D/folded-high/dipeptide.safetensors --out dipeptide.safetensors
     $M temper --weights dipeptide.safetensors    # or without, for those that ship
     $M report               # runs/molecules/dipeptide: table.md, figures, METHOD.xtc with topology.pdb
     $M page                 # this page
@@ -107,14 +110,17 @@ MODEL = """## Model
 The score of a law that is invariant under rigid motions is a sum of gradients of invariants. One dense network, with a
 linear path beside it, maps all distances and their squares (each in its own standard deviation, that of data and noise
 together) and the signed volumes at all stereocentres (alpha carbons and methyl groups) to the strengths of these forces.
-It needs no permutation symmetry, since the atoms of one molecule have names, and with the volumes it learns one hand and
-one naming. Low and high noise may have a network each, trained side by side and joined.
+It needs no permutation symmetry, since the atoms of one molecule have names. Low and high noise may have a network each,
+trained side by side and joined.
 
-The paper's EGNN is there too (`train --network egnn`). It sees distances only, which do not show which hand a molecule
-has, nor in which sense hydrogens are named, and the energy depends on neither. So it learns all of them: hydrogens are
-renamed at random in training. The report turns and renames whatever samples need it to the hand of the dynamics; those
-with alpha carbons of both hands cannot be turned, and are counted as `mixed hands`. A network that sees volumes should
-need no turning, and the column `turned` counts how many samples did.
+Which hand a sample will have, and in which sense the hydrogens of a methyl group are named, is decided under so much
+noise that no network can tell: one that was trained on the hand of the dynamics draws the other as often, and badly, for
+it has never seen it. So the network is folded: it is shown one hand and one naming, and its answer is turned back. The
+energy depends on neither, and the report turns samples to the hand of the dynamics: about half of them, as the column
+`turned` says. Samples with alpha carbons of both hands cannot be turned, and are counted as `mixed hands`.
+
+The paper's EGNN is there too (`train --network egnn`). It sees distances only; hydrogens are renamed at random in its
+training instead.
 """
 
 METRICS_TEXT = """## Metrics
