@@ -52,7 +52,7 @@ def test_turning_and_moving(network):
 
 
 def test_a_folded_network_is_right_in_both_hands_and_all_names():
-    """Mirroring or renaming a molecule mirrors or renames the answer; where nothing is to fold, it is the bare one's."""
+    """Mirroring or renaming a molecule does so to the answer; where nothing is to fold, it is the bare network's."""
     handed = networks()[2]
     alphas, methyls = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[4, 2, 3, 5]])
     folded = Folded(handed, alphas, methyls)
