@@ -273,7 +273,11 @@ def check_joined(joined, low, high, split):
     assert (error < 1e-6 * wanted.flatten(1).norm(dim=1)).all()
 
 
-@pytest.mark.parametrize("parts", [PARTS, (PARTS[0], {"kind": "egnn", "n_layers": 2, "width": 8})])
+FOLD = {"fold": {"alphas": [[0, 1, 2, 3]], "methyls": [[4, 2, 3, 5]]}}
+FOLDED = (PARTS[0] | FOLD, PARTS[1] | FOLD)
+
+
+@pytest.mark.parametrize("parts", [PARTS, FOLDED, (PARTS[0], {"kind": "egnn", "n_layers": 2, "width": 8})])
 def test_a_joined_model_is_its_parts(tmp_path, parts):
     low, high = (saved(tmp_path / f"{k}.safetensors", k, network) for k, network in enumerate(parts, 1))
     model.join(low, high, tmp_path / "out.safetensors", 0.05)
@@ -283,6 +287,18 @@ def test_a_joined_model_is_its_parts(tmp_path, parts):
     refuted(check_joined, joined, *loaded, 0.06)
     for one in loaded:
         refuted(check_joined, one, *loaded, 0.05)
+
+
+def test_a_folded_network_can_begin_from_a_bare_one(tmp_path):
+    """With a rate of nothing it stays what it began as."""
+    bare = saved(tmp_path / "bare.safetensors", 1, PARTS[0])
+    x = torch.randn(64, N, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    settings = Settings(n_steps=1, batch=4, rate=0.0)
+    for line in model.train_model((x, x), tmp_path, "on", FOLDED[0], settings, CENTRES.numpy(), start=bare):
+        assert line["step"] == 1
+    (old, _), (new, _) = load_weights(bare), load_weights(tmp_path / "on.safetensors")
+    assert all(torch.equal(new[k.replace("network.", "network.inner.")], v) for k, v in old.items() if k != "scales")
+    assert len(new) == len(old)
 
 
 def test_a_joined_model_says_where_it_came_from(tmp_path):

@@ -25,7 +25,7 @@ __all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load",
 NETWORKS: dict[str, dict[str, Any]] = {
     "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
     "pairs-large": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128},
-    "pairs-small": {"kind": "pairs", "n_layers": 4, "width": 256},
+    "pairs-small": {"kind": "pairs", "n_layers": 4, "width": 256, "rank": 64},
     "pairs-tiny": {"kind": "pairs", "n_layers": 3, "width": 128},
     "egnn": {"kind": "egnn", "n_layers": 4, "width": 64},
 }
@@ -69,7 +69,7 @@ def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
     for part, path, of in (("low", low, low_about), ("high", high, high_about)):
         about |= {f"{part} settings": of["settings"], f"{part} last": of["last"]}
         about[f"{part} minutes"] = _minutes(path.parent)
-    centres = low_weights.get("network.centres", high_weights.get("network.centres"))
+    centres = _centres(low_weights | high_weights)
     model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), centres)
     weights = {"scales": low_weights.pop("scales")}
     high_weights.pop("scales")
@@ -159,10 +159,13 @@ def load(name: str | Path) -> Denoiser:
         path = Path(str(files("crepe_diffusion.experiments.molecules") / "weights")) / f"{name}.safetensors"
     weights, about = load_weights(path)
     n_atoms = int(about["n_atoms"])
-    centres = next((v for k, v in weights.items() if k.endswith(".centres")), None)
-    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), centres)
+    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), _centres(weights))
     model.load_state_dict(weights)
     return denoiser(model, n_atoms)
+
+
+def _centres(weights: dict[str, Tensor]) -> Tensor | None:
+    return next((value for name, value in weights.items() if name.endswith(".centres")), None)
 
 
 def denoiser(model: EDM, n_atoms: int) -> Denoiser:
