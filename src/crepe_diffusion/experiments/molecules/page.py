@@ -41,13 +41,18 @@ def write_page(runs: Path, data: Path, weights: Path, docs: Path) -> Path:
     checks = {name: _read(data / name / "check.json") or [] for name in PEPTIDES}
     parts = [
         HEAD,
-        *(_results(p, runs / name, checks[name], docs) for name, p in PEPTIDES.items()),
+        *(
+            _results(
+                p, runs / name, checks[name], docs, [] if _shipped(weights, name).exists() else [_start(data, name)]
+            )
+            for name, p in PEPTIDES.items()
+        ),
         RUN,
         DATA.format(block=f"{BLOCK * INTERVAL:g}", frame=BLOCK, rungs=_rungs()),
         *_speeds(data),
         _checks(checks),
         MODEL,
-        _weights(weights),
+        _weights(weights, data),
         METRICS_TEXT,
         ANNEALED,
     ]
@@ -146,12 +151,34 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _results(peptide: Peptide, folder: Path, check: list[dict[str, Any]], docs: Path) -> str:
+def _shipped(weights: Path, name: str) -> Path:
+    return weights / f"{name}.safetensors"
+
+
+def _local(data: Path, name: str) -> Path:
+    """Where `train` leaves a whole model."""
+    return data / name / "training-all" / f"{name}.safetensors"
+
+
+def _start(data: Path, name: str) -> str:
+    """That the results of this peptide are no more than a start, and how little its model has learned."""
+    said = f"**No more than a start.** No weights are shipped for the {name}."
+    if _local(data, name).exists():
+        about = load_weights(_local(data, name))[1]
+        settings, last = json.loads(about["settings"]), json.loads(about["last"])
+        said += (
+            f" Its model was trained for {last['step']:,} steps of {settings['batch']} frames, in {about['minutes']} minutes"
+            " of one core that had other work."
+        )
+    return said + " The same commands run from end to end; the numbers judge so short a training, not the methods."
+
+
+def _results(peptide: Peptide, folder: Path, check: list[dict[str, Any]], docs: Path, caveats: list[str]) -> str:
     lines = [f"## {peptide.name.capitalize()}: {peptide.hot:g} to {peptide.cold:g} K", ""]
     if not (folder / "results.json").exists():
         return "\n".join([*lines, f"There are no results for the {peptide.name}.", ""])
     rows = results(folder)
-    lines += [table(rows, peptide), *(f"- {sentence}" for sentence in _reading(peptide, rows, check)), ""]
+    lines += [table(rows, peptide), *(f"- {said}" for said in [*caveats, *_reading(peptide, rows, check)]), ""]
     pictures = []
     for name, title in FIGURES.items():
         if (folder / f"{name}.png").exists():
@@ -334,14 +361,15 @@ def _largest(inside: dict[str, dict[str, Any]], key: str) -> str:
     return "-" if None in values else f"{max(map(abs, values)):.1f}"
 
 
-def _weights(folder: Path) -> str:
-    """How the shipped weights came about."""
-    found = {name: folder / f"{name}.safetensors" for name in PEPTIDES}
-    lines = [line for name, path in found.items() if path.exists() for line in _training(name, load_weights(path)[1])]
-    missing = [name for name, path in found.items() if not path.exists()]
+def _weights(folder: Path, data: Path) -> str:
+    """How the shipped weights came about, and those that `train` left."""
+    missing = [name for name in PEPTIDES if not _shipped(folder, name).exists()]
+    found = {name: _shipped(folder, name) for name in PEPTIDES if name not in missing}
+    found |= {f"{name} (not shipped)": _local(data, name) for name in missing if _local(data, name).exists()}
+    lines = [line for name, path in found.items() for line in _training(name, load_weights(path)[1])]
     said = [f"No weights are shipped for the {' and the '.join(missing)}.", ""] if missing else []
     head = [
-        "| shipped weights | network | frames | steps x batch | minutes of one core | held-out loss (1: the best linear denoiser) |",
+        "| weights | network | frames | steps x batch | minutes of one core | held-out loss (1: the best linear denoiser) |",
         "|---|---|---|---|---|---|",
     ]
     return "\n".join([*([*head, *lines, ""] if lines else []), *said])
