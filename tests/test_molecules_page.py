@@ -114,7 +114,7 @@ def test_a_value_that_is_not_finite_is_said_to_be_none(page):
     facts[-1]["metrics"][1]["dF"] = float("inf")
     facts[-2]["metrics"][1]["W2"] = float("nan")
     text = page(facts)
-    assert cells(text, "CREPE, own")[5] == "no crossing"
+    assert cells(text, "CREPE, own")[5] == "a basin empty in 1 of 3"
     assert cells(text, "RNE, own")[3] == "not finite"
     assert "better on energy TVD, distance TVD, W2 and TICA MMD." in sentence(text, "`CREPE, own` and SMC")
 

@@ -21,7 +21,7 @@ from crepe_diffusion.experiments.molecules.geometry import (
 )
 from crepe_diffusion.experiments.molecules.metrics import METRICS, Truth, between_halves, evaluate
 from crepe_diffusion.experiments.molecules.peptides import Peptide, energies
-from crepe_diffusion.experiments.molecules.tempering import METHODS, UNTEMPERED, file_name, load_draws
+from crepe_diffusion.experiments.molecules.tempering import ABLATIONS, METHODS, UNTEMPERED, file_name, load_draws
 from crepe_diffusion.run.files import publish
 
 __all__ = ["HALVES", "PAPER", "Result", "Row", "bond_errors", "results", "rows_of", "score", "table", "write"]
@@ -151,7 +151,8 @@ def table(rows: Sequence[Result], peptide: Peptide) -> str:
 def _cell(row: Result, metric: str) -> str:
     mean, error = score(row, metric)
     if not np.isfinite(mean):
-        return "no crossing" if metric == "dF" else "not finite"
+        empty = sum(not np.isfinite(m[metric]) for m in row.metrics)
+        return f"a basin empty in {empty} of {len(row.metrics)}" if metric == "dF" else "not finite"
     return f"{mean:.3f}" + (f" +- {error:.3f}" if np.isfinite(error) else "")
 
 
@@ -219,10 +220,11 @@ def draw(rows: list[Row], cold: Truth, folder: Path) -> None:
         figure.savefig(folder / f"{name}.png", dpi=130)
         plt.close(figure)
     figure, axis = plt.subplots(figsize=(6, 3.5))
-    for row in shown:
+    for row in (r for r in shown if r.name not in ABLATIONS):
         values = energies(cold.peptide, row.samples[:: max(1, len(row.samples) // 5000)])
         if row.name == HALVES:
-            bins = np.linspace(values.min(), values.min() + 1.6 * (values.max() - values.min()), 80).tolist()
+            low, high = np.percentile(values, [0.1, 99.9])
+            bins = np.linspace(low - 0.2 * (high - low), high + 0.4 * (high - low), 80).tolist()
         style: dict[str, Any] = {"color": "black", "lw": 2} if row.name == HALVES else {"lw": 1.2}
         axis.hist(values, bins=bins, density=True, histtype="step", label=row.name, **style)
     axis.set_xlabel("U (kJ/mol)")
