@@ -299,6 +299,8 @@ def test_a_folded_network_can_begin_from_a_bare_one(tmp_path):
     (old, _), (new, _) = load_weights(bare), load_weights(tmp_path / "on.safetensors")
     assert all(torch.equal(new[k.replace("network.", "network.inner.")], v) for k, v in old.items() if k != "scales")
     assert len(new) == len(old)
+    begun = load_weights(tmp_path / "on.safetensors")[1]["before"]
+    assert json.loads(begun) == {"step": 10, "minutes": "unknown"}
 
 
 def test_a_joined_model_says_where_it_came_from(tmp_path):

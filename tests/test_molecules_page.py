@@ -267,10 +267,13 @@ def test_results_of_a_model_that_is_not_shipped_are_called_a_start(page, tmp_pat
     local.parent.mkdir()
     save_file({"w": torch.zeros(1)}, local, about)
     text = page(good())
-    assert "trained for 2,000 steps of 128 frames, in 3 minutes" in text
+    assert "trained for 2,000 steps of 128 frames, in 3 min of" in text
     row = ["dipeptide (not shipped)", "pairs, 4 x 256", "999 at 800 K", "2,000 x 128", "3", "0.4000"]
     assert cells(text, "dipeptide (not shipped)") == row
-    assert "No more than a start" not in page(good(), weights=about)
+    about["before"] = json.dumps({"step": 56_000, "minutes": "30"})
+    text = page(good(), weights=about)
+    assert "No more than a start" not in text
+    assert cells(text, "dipeptide", after="## Model")[3:5] == ["56,000 + 2,000 x 128", "30 + 3"]
 
 
 def test_each_part_of_joined_weights_has_a_line(page, tmp_path):

@@ -69,6 +69,7 @@ def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
     for part, path, of in (("low", low, low_about), ("high", high, high_about)):
         about |= {f"{part} settings": of["settings"], f"{part} last": of["last"]}
         about[f"{part} minutes"] = _minutes(path.parent)
+        about |= {f"{part} before": of["before"]} if "before" in of else {}
     centres = _centres(low_weights | high_weights)
     model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), centres)
     weights = {"scales": low_weights.pop("scales")}
@@ -103,8 +104,7 @@ def train_model(
     for part in model.modules():
         if isinstance(part, PairForces):
             part.fit(training)
-    if start is not None:
-        _begin(model, start)
+    before = {} if start is None else _begin(model, start)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:
         return renamed(training[torch.randint(len(training), (n,), generator=generator)], groups, generator)
@@ -120,15 +120,17 @@ def train_model(
     description |= {"settings": json.dumps(asdict(settings)), **(about or {})}
     for line in train(model, batches, settings, folder, validate=validate, every=every):
         yield line
-    description |= {"last": json.dumps(line), "minutes": _minutes(folder)}
+    description |= {"last": json.dumps(line), "minutes": _minutes(folder), **before}
     save_weights(folder / f"{name}.safetensors", model, description)
 
 
-def _begin(model: EDM, start: Path) -> None:
-    weights, _ = load_weights(start)
+def _begin(model: EDM, start: Path) -> dict[str, str]:
+    """Load the weights; what is to be remembered of the training behind them."""
+    weights, about = load_weights(start)
     if isinstance(model.network, Folded) and not any(name.startswith("network.inner.") for name in weights):
         weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
     model.load_state_dict(weights)
+    return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": _minutes(start.parent)})}
 
 
 def _minutes(folder: Path) -> str:

@@ -171,8 +171,8 @@ def _start(data: Path, name: str) -> str:
         about = load_weights(_local(data, name))[1]
         settings, last = json.loads(about["settings"]), json.loads(about["last"])
         said += (
-            f" Its model was trained for {last['step']:,} steps of {settings['batch']} frames, in {about['minutes']} minutes"
-            " of one core that had other work."
+            f" Its model was trained for {last['step']:,} steps of {settings['batch']} frames, in {about['minutes']} min of"
+            " one core that had other work."
         )
     return said + " The same commands run from end to end; the numbers judge so short a training, not the methods."
 
@@ -393,9 +393,13 @@ def _training(name: str, about: dict[str, str]) -> list[str]:
     lines = []
     for prefix, which, sizes in parts:
         settings, last = (json.loads(about[f"{prefix}{key}"]) for key in ("settings", "last"))
+        steps, minutes = f"{last['step']:,}", about.get(f"{prefix}minutes", "-")
+        if f"{prefix}before" in about:  # begun from other weights
+            before = json.loads(about[f"{prefix}before"])
+            steps, minutes = f"{before['step']:,} + {steps}", f"{before['minutes']} + {minutes}"
         lines.append(
             f"| {name}{which} | {sizes['kind']}, {sizes['n_layers']} x {sizes['width']} | {frames} at"
-            f" {float(about['temperature']):g} K | {last['step']:,} x {settings['batch']} |"
-            f" {about.get(f'{prefix}minutes', '-')} | {last['validation']:.4f} |"
+            f" {float(about['temperature']):g} K | {steps} x {settings['batch']} |"
+            f" {minutes} | {last['validation']:.4f} |"
         )
     return lines
