@@ -93,7 +93,9 @@ RUN = """## Run it
     $M report               # runs/molecules/dipeptide: table.md, figures, METHOD.xtc with topology.pdb
     $M page                 # this page
 
-`--peptide tetrapeptide` and `--peptide hexapeptide` do the same for the others.
+`--peptide tetrapeptide` and `--peptide hexapeptide` do the same for the others (`train --network pairs-large`). `$M tiny`
+runs everything after dynamics in small from what ships, as the tests do; its weights (`train --network pairs-tiny --steps
+4000 --walker 0 --ps 1500 --unfolded`) exercise the pipeline and are no model of a peptide.
 """
 
 DATA = """## Data

@@ -65,5 +65,5 @@ def _count(file, n: int) -> None:  # type: ignore[no-untyped-def]
 def _header(n_atoms: int, interval: float) -> bytes:
     akma = interval / 4.888821e-2  # CHARMM's unit of time, in ps
     head = struct.pack("<i4s9if10i", 84, b"CORD", 0, 1, 1, 0, 0, 0, 0, 0, 0, akma, *[0] * 9, 24)
-    title = struct.pack("<2i80s80s", 164, 2, b"Langevin dynamics by OpenMM".ljust(80), b"".ljust(80))
+    title = struct.pack("<2i80s80s", 164, 2, b"Langevin dynamics".ljust(80), b"".ljust(80))
     return head + struct.pack("<i", 84) + title + struct.pack("<4i", 164, 4, n_atoms, 4)
