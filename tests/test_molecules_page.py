@@ -256,6 +256,16 @@ def test_weights_and_speed_are_read_from_their_files(page):
     assert "dipeptide walker-0, lanes: 3,142 ns/h in all 16 rungs over 2.5 h" in text
 
 
+def test_acceptance_and_round_trips_are_means_over_seeds(page):
+    facts = good()
+    assert "**Exchange.**" not in page(facts)
+    runs = ([0.2, 0.4], 10), ([0.6, 0.8], 20), ([0.3, 0.4], 60)
+    facts[-1]["about"] = [{"rows": 1000, "acceptance": a, "round_trips": n} for a, n in runs]
+    assert "round trips of a seed's chains: `CREPE, own` (3 levels) 0.45, 30." in page(facts)
+    facts[-1]["about"][0]["acceptance"] = [0.2, float("nan")]  # a pair that never met
+    assert "`CREPE, own` (3 levels) too few iterations to tell." in page(facts)
+
+
 def test_results_of_a_model_that_is_not_shipped_are_called_a_start(page, tmp_path):
     assert "**No more than a start.** No weights are shipped for the dipeptide. The same" in page(good())
     about = {

@@ -223,7 +223,25 @@ def _reading(peptide: Peptide, rows: list[Result], check: list[dict[str, Any]]) 
         ]
         if found:
             out.append(" ".join([f"**`{name}` and SMC.**", *found]))
-    return out
+    return out + _exchanges(rows)
+
+
+def _exchanges(rows: list[Result]) -> list[str]:
+    """How well replicas moved: the reason for some of the differences."""
+    said = []
+    for row in rows:
+        runs = [a for a in row.about if "acceptance" in a]
+        if runs:
+            accepted = np.mean([np.mean(a["acceptance"]) for a in runs])
+            trips = np.mean([a["round_trips"] for a in runs])
+            levels = len(runs[0]["acceptance"]) + 1
+            told = f"{accepted:.2f}, {trips:.0f}" if np.isfinite(accepted) else "too few iterations to tell"
+            said.append(f"`{row.name}` ({levels} levels) {told}")
+    return (
+        [f"**Exchange.** Mean acceptance of swaps, and round trips of a seed's chains: {'; '.join(said)}."]
+        if said
+        else []
+    )
 
 
 def _truth(peptide: Peptide, check: list[dict[str, Any]]) -> list[str]:

@@ -5,9 +5,8 @@
 `paper` methods use the paper's ladder (201 steps from 0.001 to 10 nm, a level every 4), its Euler-Maruyama kernels with
 the reference process, and its proposal. `own` methods use the Fisher variance, the balanced proposal, Metropolised
 local moves, levels moved until all pairs reject equally, and a ladder for stiff molecules: equal ratios of noise, for
-bonds feel all of them alike, and few levels with many steps between. How often a pair accepts hardly depends on how
-many steps lie between its levels: what an isotropic variance gets wrong about a stiff bond is corrected by the next
-step as much as it is added to. So the fewer levels, the sooner a replica has walked through all of them.
+bonds feel all of them alike, and few levels with many steps between. A pair that is five times as far apart accepts
+only a little less often, for as many steps, and with fewer levels a replica has sooner walked through all of them.
 """
 
 from __future__ import annotations
