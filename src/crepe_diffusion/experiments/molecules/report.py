@@ -226,7 +226,10 @@ def draw(rows: list[Row], cold: Truth, folder: Path) -> None:
             low, high = np.percentile(values, [0.1, 99.9])
             bins = np.linspace(low - 0.2 * (high - low), high + 0.4 * (high - low), 80).tolist()
         style: dict[str, Any] = {"color": "black", "lw": 2} if row.name == HALVES else {"lw": 1.2}
-        axis.hist(values, bins=bins, density=True, histtype="step", label=row.name, **style)
+        share = np.full(
+            len(values), 1 / (len(values) * (bins[1] - bins[0]))
+        )  # what lies outside is missing, not hidden
+        axis.hist(values, bins=bins, weights=share, histtype="step", label=row.name, **style)
     axis.set_xlabel("U (kJ/mol)")
     axis.legend(fontsize=7)
     figure.tight_layout()
