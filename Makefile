@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-RUN := $(BIN)/python -m crepe_diffusion.experiments
+RUN := $(BIN)/python -m studies
 
 .DEFAULT_GOAL := help
 .PHONY: help demo plan mazes molecules walker-0 walker-1 test test-slow kill-test lint types bench tables format clean
@@ -11,9 +11,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Touched last, so an installation that broke halfway is tried again.
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml studies/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e 'studies[all]'
 	touch $@
 
 demo: $(READY) ## control a small analytic model and compare with the truth
@@ -22,7 +22,7 @@ demo: $(READY) ## control a small analytic model and compare with the truth
 
 plan: $(READY) ## plan a way through a maze, with pictures and a report
 	rm -rf results/maze-plan
-	$(BIN)/crepe-diffusion run maze-plan --out results/maze-plan
+	$(BIN)/crepe-diffusion run studies/mazes/plan.toml --out results/maze-plan
 	$(RUN).mazes look results/maze-plan
 
 mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures (an hour)
@@ -68,7 +68,7 @@ bench: $(READY) ## time the samplers, and what a run in a folder costs besides
 	$(RUN).bench
 
 tables: $(READY) ## compare the kernels with one another
-	$(RUN).kernel_table
+	$(RUN).kernels
 
 format: $(READY) ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .
@@ -76,4 +76,4 @@ format: $(READY) ## rewrite the code in the house format
 
 clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
-	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+	find src tests studies -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
-from crepe_diffusion.processes.base import Law, Process, View, rows_like
+from crepe_diffusion.processes.base import Coefficients, Evaluation, Process, rows_like
 from crepe_diffusion.random import Stream
 
 TASKS = ("tempering", "tilting", "composition", "guidance", "everything")
@@ -131,35 +131,53 @@ class Line(Process):
     def _f(self, x_s: Tensor, s: Tensor) -> Tensor:
         return torch.stack(self.log_noising)[s.long(), x_s[:, 0]][:, None]
 
-    def _up(self, x_s: Tensor, steer: Tensor, s: Tensor, law: Law) -> Tensor:
-        return torch.log_softmax(self._f(x_s, s) + law.k_up * steer.clamp(min=-50), -1)
+    def _up(self, x_s: Tensor, drift: Tensor, s: Tensor, coefficients: Coefficients) -> Tensor:
+        return torch.log_softmax(self._f(x_s, s) + coefficients.k_up * drift.clamp(min=-50), -1)
 
-    def _down(self, steer: Tensor, law: Law) -> Tensor:
-        return torch.log_softmax(law.k_down * steer, -1)
+    def _down(self, drift: Tensor, coefficients: Coefficients) -> Tensor:
+        return torch.log_softmax(coefficients.k_down * drift, -1)
 
-    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         return stream.categorical(self.log_top.expand(*like.shape, -1))
 
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
-        return sum(c * p for c, p in zip(law.steering, predictions, strict=True))
+    def drift(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
+    ) -> Tensor:
+        return sum(c * p for c, p in zip(coefficients.proposal, predictions, strict=True))
 
-    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
-        n = view.steer.shape[-1]
-        rise = self._up(x, view.steer, s.clamp(max=len(self.log_noising) - 1), law)
-        log_p = torch.where(rows_like(up, view.steer), rise, self._down(view.steer, law))
+    def step(
+        self, x: Tensor, seen: Evaluation, s: Tensor, t: Tensor, up: Tensor, stream: Stream, coefficients: Coefficients
+    ) -> Tensor:
+        n = seen.drift.shape[-1]
+        rise = self._up(x, seen.drift, s.clamp(max=len(self.log_noising) - 1), coefficients)
+        log_p = torch.where(rows_like(up, seen.drift), rise, self._down(seen.drift, coefficients))
         stay = torch.nn.functional.one_hot(x, n).to(torch.float64).log()
         return stream.categorical(torch.where(rows_like(s == t, log_p), stay, log_p))
 
-    def log_ratios(self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law) -> tuple:
+    def log_ratios(
+        self,
+        x_s: Tensor,
+        x_t: Tensor,
+        at_s: Evaluation,
+        at_t: Evaluation,
+        s: Tensor,
+        t: Tensor,
+        coefficients: Coefficients,
+    ) -> tuple:
         s = s.clamp(max=len(self.log_noising) - 1)
         pick = lambda log_p, x: log_p.gather(-1, x[..., None])[:, 0, 0]  # noqa: E731
         up = pick(self._f(x_s, s), x_t)
         models = torch.stack([pick(p, x_s) - up for p in at_t.predictions])
-        return models, pick(self._down(at_t.steer, law), x_s) - pick(self._up(x_s, at_s.steer, s, law), x_t)
+        return models, pick(self._down(at_t.drift, coefficients), x_s) - pick(
+            self._up(x_s, at_s.drift, s, coefficients), x_t
+        )
 
-    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
         v = torch.arange(predictions[0].shape[-1], dtype=torch.float64)
-        return sum(c / law.total * (p.exp() * v).sum(-1) for c, p in zip(law.exponents, predictions, strict=True))
+        return sum(
+            c / coefficients.total * (p.exp() * v).sum(-1)
+            for c, p in zip(coefficients.target, predictions, strict=True)
+        )
 
 
 class LineModel(cd.models.Model):

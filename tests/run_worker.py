@@ -16,7 +16,7 @@ from crepe_diffusion.run.log import chain_lines
 from crepe_diffusion.run.store import read_store
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["crepe_diffusion.run", "crepe_diffusion.experiments.builtin"])
+SERVER.set_forkserver_preload(["crepe_diffusion.run", "crepe_diffusion.presets.builtin"])
 
 CONFIG: dict[str, Any] = {
     "experiment": "mixture-tilt",

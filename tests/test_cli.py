@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from crepe_diffusion.cli import main
-from crepe_diffusion.run import RunData
-from crepe_diffusion.run.folder import status
+from crepe_diffusion.run.folder import read_run, status
 from run_worker import SERVER
 
 SMALL = ["--set", "ladder.n_levels=4", "--set", "sampler.fit_samples=16", "--set", "sampler.n_chains=2"]
@@ -32,7 +31,7 @@ def test_run_check_refine_resume(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "not running" in capsys.readouterr().out
     assert main(["resume", str(folder), "--iterations", "12", "--no-report"]) == 0
     assert "iterations = 12" in capsys.readouterr().out
-    data = RunData.read(folder)
+    data = read_run(folder)
     assert data.target.tolist() == [0] * 8 + [1] * 4
     (wall,) = data.targets[1]["rewards"]
     assert (wall["scale"], wall["parameters"]["centre"]) == (0.5, 2.0)
@@ -102,10 +101,10 @@ def test_a_running_run_is_refined_and_stopped(tmp_path: Path, capsys: pytest.Cap
     assert child.exitcode == 3
     assert status(folder) == "stopped"
     assert main(["check", str(folder)]) == 0
-    data = RunData.read(folder)
+    data = read_run(folder)
     assert len(data.targets) == 2
     assert (data.target[data.iteration >= data.targets[1]["from_iteration"]] == 1).all()
     assert "SIGTERM" in (folder / "log.txt").read_text()
     n = data.n_draws
     assert main(["resume", str(folder), "--iterations", str(n + 5), "--no-report", "--quiet"]) == 0
-    assert RunData.read(folder).iteration.tolist() == list(range(1, n + 6))
+    assert read_run(folder).iteration.tolist() == list(range(1, n + 6))

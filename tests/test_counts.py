@@ -1,4 +1,4 @@
-"""Exact cost: what the network itself sees, row by row and call by call, and no cached view that is out of date.
+"""Exact cost: what the network itself sees, row by row and call by call, and no cached seen that is out of date.
 
 (M + 1) K rows an iteration and chain without exploration, in K calls; SMC: M K + 1 rows a particle.
 """
@@ -96,7 +96,7 @@ def test_a_power_of_a_model_times_itself_is_one_factor():
 
 def test_segments_cost_their_number_in_one_call():
     network = Network()
-    model = cd.models.Segments(network.model(), 3)
+    model = cd.stitching.Segments(network.model(), 3)
     chain = cd.ReplicaExchange(model.tilt(lambda x: -(x[:, 0] - x[:, 2]).square().sum(1)), ladder(2), n_chains=2)
     check_iterations(chain, [network], 3 * 2 * (M + 1) * 2, 2)
 
@@ -138,7 +138,7 @@ def test_metropolis_costs_a_row_a_move(n_moves):
         return torch.full((*x.shape, 3), -1.0986, dtype=torch.float64)
 
     model = cd.models.TokenModel(predict, (2,), 3, dtype=torch.float64)
-    chain = cd.ReplicaExchange(model**1.5, cd.ladder.linear(M + 1), explorer=cd.Metropolis(n_moves), n_chains=2)
+    chain = cd.ReplicaExchange(model**1.5, cd.ladder.linear(M + 1), explorer=cd.SingleToken(n_moves), n_chains=2)
     rows.clear()
     chain.step()
     assert rows == [2 * (M + 1)] * (1 + n_moves)
@@ -200,20 +200,20 @@ def test_smc_costs_a_row_a_step_and_particle(weights, reward, k):
 
 def test_plain_guidance_costs_a_row_a_step():
     network = Network()
-    cd.Guidance(network.model() ** 1.5, ladder(3)).sample(7)
+    cd.Plain(network.model() ** 1.5, ladder(3)).sample(7)
     assert (network.rows, network.calls) == (7 * 3 * M, 3 * M)
 
 
-# -- no stale view -------------------------------------------------------------------------------------------
+# -- no stale seen -------------------------------------------------------------------------------------------
 
 
 def check_fresh(chain):
     """What each replica remembers of its point is what an evaluation would say now."""
     state = chain.state
     fresh = chain.evaluate(state.x, chain.ladder.levels[state.level.flatten()])
-    for old, new in zip((*state.view.predictions, state.view.steer), (*fresh.predictions, fresh.steer), strict=True):
+    for old, new in zip((*state.seen.predictions, state.seen.drift), (*fresh.predictions, fresh.drift), strict=True):
         torch.testing.assert_close(old, new, atol=1e-12, rtol=0)
-    torch.testing.assert_close(state.view.reward, fresh.reward, atol=1e-12, rtol=0)
+    torch.testing.assert_close(state.seen.reward, fresh.reward, atol=1e-12, rtol=0)
 
 
 def reward(x):
@@ -249,7 +249,7 @@ def test_no_view_is_stale(target, explorer):
     refuted(check_fresh, chain)
 
 
-@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.Metropolis(2)], ids=repr)
+@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.SingleToken(2)], ids=repr)
 @pytest.mark.parametrize("kind", ["masked", "uniform"])
 def test_no_view_of_tokens_is_stale(kind, explorer):
     table = f64([[0.4, 0.05, 0.1], [0.1, 0.05, 0.05], [0.05, 0.15, 0.05]])
@@ -272,8 +272,8 @@ def test_a_step_does_not_change_what_was_handed_out_before():
         tensors = (
             chain.output(),
             chain.state.x,
-            chain.state.view.steer,
-            *chain.state.view.predictions,
+            chain.state.seen.drift,
+            *chain.state.seen.predictions,
             info.swaps.log_work,
         )
         kept.append((tensors, [z.clone() for z in tensors]))

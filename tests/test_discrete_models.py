@@ -13,13 +13,13 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_frequencies, f64, refuted
-from crepe_diffusion.processes import Euler, Law, Masked, Uniform, View
+from crepe_diffusion.processes import Coefficients, Euler, Evaluation, Masked, Uniform
 from crepe_diffusion.random import Stream
 
 STREAM = Stream(5)
 V = 3
 KINDS = ("masked", "uniform")
-PLAIN = Law((1.0,), (1.0,), k_up=0.0, k_down=1.0)
+PLAIN = Coefficients((1.0,), (1.0,), k_up=0.0, k_down=1.0)
 JOINT = STREAM.at("joint").uniform((1, V, V, V))[0] ** 3  # far from independent
 SINGLE = [f64([0.2, 0.7, 0.1]), f64([0.55, 0.05, 0.4]), f64([0.3, 0.3, 0.4])]
 PRODUCT = torch.einsum("i,j,k->ijk", *SINGLE)
@@ -105,7 +105,7 @@ def one_position(kind, t):
     x = model.all_states()
     log_p = model.predict(x, times(t, len(x)))
     process = PROCESSES[kind]
-    return model, x, process.steer(x, times(t, len(x)), (log_p,), None, PLAIN)
+    return model, x, process.drift(x, times(t, len(x)), (log_p,), None, PLAIN)
 
 
 @pytest.mark.parametrize("kind", PROCESSES)
@@ -167,7 +167,7 @@ def check_ratio(model, s, t, chosen=None):
         x_s, x_t = x_s[keep], x_t[keep]
     n, process = len(x_s), model.process()
     log_p = model.predict(x_t, times(t, n))
-    at_t = View((log_p,), process.steer(x_t, times(t, n), (log_p,), None, PLAIN), torch.zeros(n))
+    at_t = Evaluation((log_p,), process.drift(x_t, times(t, n), (log_p,), None, PLAIN), torch.zeros(n))
     found, proposal = process.log_ratios(x_s, x_t, at_t, at_t, times(s, n), times(t, n), PLAIN)
     truth = model.log_prob(x_s, s) - model.log_prob(x_t, t)
     torch.testing.assert_close(found[0], truth, atol=1e-12, rtol=0)
@@ -236,22 +236,22 @@ def test_local_moves_know_the_ratio_of_densities_and_of_their_own_probabilities(
 
     def at(y):
         log_p = model.predict(y, times(t, n))
-        return View((log_p,), process.steer(y, times(t, n), (log_p,), None, LAW), torch.zeros(n))
+        return Evaluation((log_p,), process.drift(y, times(t, n), (log_p,), None, LAW), torch.zeros(n))
 
-    def log_q(x, y, steer):
+    def log_q(x, y, drift):
         """Probability of the move itself: a position, then mask it, reveal it, or take another token."""
         i = (x != y).int().argmax(1)
         here, new = (z.gather(1, i[:, None])[:, 0] for z in (x, y))
         if kind == "uniform":
             return torch.full((n,), -math.log(3 * (V - 1)), dtype=torch.float64)
-        revealed = steer[torch.arange(n), i, new.clamp(max=V - 1)]
+        revealed = drift[torch.arange(n), i, new.clamp(max=V - 1)]
         return torch.where(here == V, revealed, 0.0) - math.log(3)
 
-    y, position, token = process.local_move(x, at(x).steer, times(t, n), STREAM.at("move"))
+    y, position, token = process.local_move(x, at(x).drift, times(t, n), STREAM.at("move"))
     assert ((x != y).sum(1) == 1).all()
     models, proposal = process.local_log_ratios(x, y, at(x), at(y), times(t, n), position, token)
     torch.testing.assert_close(models[0], model.log_prob(y, t) - model.log_prob(x, t), atol=1e-12, rtol=0)
-    expected = log_q(x, y, at(x).steer) - log_q(y, x, at(y).steer)
+    expected = log_q(x, y, at(x).drift) - log_q(y, x, at(y).drift)
     torch.testing.assert_close(proposal, expected, atol=1e-12, rtol=0)
 
 
@@ -259,11 +259,11 @@ def test_local_moves_know_the_ratio_of_densities_and_of_their_own_probabilities(
 def test_local_moves_are_drawn_with_those_probabilities(kind):
     model, t, n = table(JOINT, kind), 0.45, 20_000
     process, start = model.process(), torch.tensor([[V, 1, 0]] if kind == "masked" else [[2, 1, 0]])
-    steer = process.steer(start, times(t, 1), (model.predict(start, times(t, 1)),), None, LAW)
-    y, position, _ = process.local_move(start.expand(n, -1), steer.expand(n, -1, -1), times(t, n), STREAM.at("drawn"))
+    drift = process.drift(start, times(t, 1), (model.predict(start, times(t, 1)),), None, LAW)
+    y, position, _ = process.local_move(start.expand(n, -1), drift.expand(n, -1, -1), times(t, n), STREAM.at("drawn"))
     assert_frequencies(position, torch.full((3,), 1 / 3))
     moved = y[position == 0, 0]
-    expected = torch.cat([steer[0, 0].exp(), torch.zeros(1)]) if kind == "masked" else f64([0.5, 0.5, 0])
+    expected = torch.cat([drift[0, 0].exp(), torch.zeros(1)]) if kind == "masked" else f64([0.5, 0.5, 0])
     assert_frequencies(moved, expected)
     refuted(assert_frequencies, moved, expected.roll(1))
 
@@ -303,7 +303,7 @@ def test_uniform_euler_kernels_err_by_the_square_of_the_step():
 
 # -- walks ---------------------------------------------------------------------------------------------------
 
-LAW = Law((0.8,), (0.7,), k_up=0.0, k_down=1.0)
+LAW = Coefficients((0.8,), (0.7,), k_up=0.0, k_down=1.0)
 
 
 @pytest.mark.parametrize("rises", [True, False], ids=["up", "down"])
@@ -313,11 +313,11 @@ def test_walks_are_drawn_from_the_kernels(kind, rises):
     process, n, s, t = PROCESSES[kind], 20_000, 0.3, 0.6
     model = table(JOINT, kind.split()[-1])
     x = torch.tensor([[1, V, V]] if "masked" in kind else [[1, 0, 2]])
-    steer = process.steer(x, times(t, 1), (model.predict(x, times(t, 1)),), None, LAW)
-    at_x = View((), steer.expand(n, -1, -1), torch.zeros(n))
-    drawn = process.walk(x.expand(n, -1), at_x, times(s, n), times(t, n), torch.full((n,), rises), STREAM.at("w"), LAW)
+    drift = process.drift(x, times(t, 1), (model.predict(x, times(t, 1)),), None, LAW)
+    at_x = Evaluation((), drift.expand(n, -1, -1), torch.zeros(n))
+    drawn = process.step(x.expand(n, -1), at_x, times(s, n), times(t, n), torch.full((n,), rises), STREAM.at("w"), LAW)
     at = times(s, 1), times(t, 1)
-    rows = (process.noising(x, *at) if rises else process.denoising(x, steer, *at))[0].exp()
+    rows = (process.noising(x, *at) if rises else process.denoising(x, drift, *at))[0].exp()
     flat = (drawn * process.n_states ** torch.arange(3)).sum(1)
     expected = torch.einsum("i,j,k->kji", *rows).flatten()
     # Categories too rare for a chi-square (and Euler's floor of 1e-8) are gathered in one.
@@ -336,22 +336,24 @@ def test_the_proposal_draws_tokens_from_the_normalised_product():
     p, other = table(JOINT, "masked"), table(PRODUCT, "masked")
     x, t = torch.tensor([[V, 0, V]]), times(0.5, 1)
     a, b = p.predict(x, t), other.predict(x, t)
-    steer = Masked(V).steer(x, t, (a, b), None, Law((1.0, 1.0), (-0.5, 1.5), 0.0, 1.0))
+    drift = Masked(V).drift(x, t, (a, b), None, Coefficients((1.0, 1.0), (-0.5, 1.5), 0.0, 1.0))
     expected = a.exp() ** -0.5 * b.exp() ** 1.5
-    torch.testing.assert_close(steer[0, 0].exp(), (expected / expected.sum(-1, keepdim=True))[0, 0])
+    torch.testing.assert_close(drift[0, 0].exp(), (expected / expected.sum(-1, keepdim=True))[0, 0])
 
 
 def test_a_token_that_a_model_excludes_stays_excluded():
     a, b = f64([[[0.5, 0.5, 0.0]]]).log(), f64([[[0.0, 0.3, 0.7]]]).log()
-    steer = Masked(V).steer(torch.tensor([[V]]), times(0.5, 1), (a, b), None, Law((1.0, 1.0), (1.0, 2.0), 0.0, 1.0))
-    assert steer.exp().tolist() == [[[0.0, 1.0, 0.0]]]
+    drift = Masked(V).drift(
+        torch.tensor([[V]]), times(0.5, 1), (a, b), None, Coefficients((1.0, 1.0), (1.0, 2.0), 0.0, 1.0)
+    )
+    assert drift.exp().tolist() == [[[0.0, 1.0, 0.0]]]
 
 
 def test_rewards_see_known_tokens_as_certain_and_others_as_the_combined_prediction():
     p, other = table(JOINT, "masked"), table(PRODUCT, "masked")
-    x, t, law = torch.tensor([[V, 1, V]]), times(0.5, 1), Law((3.0, -1.0), (1.0, 0.0), 0.0, 1.0)
+    x, t, coefficients = torch.tensor([[V, 1, V]]), times(0.5, 1), Coefficients((3.0, -1.0), (1.0, 0.0), 0.0, 1.0)
     a, b = p.predict(x, t), other.predict(x, t)
-    seen = Masked(V).expectation(x, t, (a, b), law)
+    seen = Masked(V).expectation(x, t, (a, b), coefficients)
     assert seen[0, 1].tolist() == [0.0, 1.0, 0.0]
     mixed = a.exp() ** 1.5 * b.exp() ** -0.5
     torch.testing.assert_close(seen[0, [0, 2]], (mixed / mixed.sum(-1, keepdim=True))[0, [0, 2]])
@@ -361,7 +363,7 @@ def test_rewards_see_known_tokens_as_certain_and_others_as_the_combined_predicti
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.Metropolis(2)], ids=repr)
+@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.SingleToken(2)], ids=repr)
 def test_prompt_positions_never_change(kind, explorer):
     levels = cd.ladder.linear(5, 0.02, 1.0 if kind == "masked" else 0.98)
 

@@ -25,7 +25,7 @@ def worst(toy: Toy) -> float:
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.Metropolis()], ids=name)
+@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.SingleToken()], ids=name)
 @pytest.mark.parametrize("kind", ["masked", "uniform"])
 def test_tokens(kind, task, explorer):
     vocab = 2 if kind == "uniform" and explorer is not None else 3
@@ -55,17 +55,17 @@ def test_other_ladders(n_levels):
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("explorer", [None, cd.Metropolis()], ids=name)
+@pytest.mark.parametrize("explorer", [None, cd.SingleToken()], ids=name)
 def test_independent_positions(task, explorer):
     assert worst(tokens("masked", task, vocab=2, length=2, explorer=explorer)) <= TOLERANCE
 
 
 def test_several_moves_in_a_row():
-    assert worst(tokens("masked", "everything", vocab=2, explorer=cd.Metropolis(n_moves=2))) <= TOLERANCE
+    assert worst(tokens("masked", "everything", vocab=2, explorer=cd.SingleToken(n_moves=2))) <= TOLERANCE
 
 
 def test_prompt_stays():
-    toy = tokens("masked", "everything", length=2, vocab=2, prompt=torch.tensor([-1, 1]), explorer=cd.Metropolis())
+    toy = tokens("masked", "everything", length=2, vocab=2, prompt=torch.tensor([-1, 1]), explorer=cd.SingleToken())
     assert worst(toy) <= TOLERANCE
     assert len(toy.states) == 3
 
@@ -85,6 +85,6 @@ def test_dependent_positions_are_approximate_without_them():
 
 def test_metropolis_is_exact_for_dependent_positions():
     """Density ratios of single tokens are exact for any table, so exploration alone is invariant."""
-    toy = tokens("masked", "everything", vocab=2, length=2, oracle=True, explorer=cd.Metropolis())
+    toy = tokens("masked", "everything", vocab=2, length=2, oracle=True, explorer=cd.SingleToken())
     toy.chain.accept = lambda log_alpha, stream: torch.zeros_like(log_alpha, dtype=torch.bool)
     assert violation(toy.chain, toy.states, toy.log_pi, n=2) <= TOLERANCE

@@ -14,12 +14,12 @@ from torch.distributions import MultivariateNormal
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.paths import log_work, walk
-from crepe_diffusion.processes import EulerMaruyama, FisherTable, Gaussian, Law, Oracle, View
+from crepe_diffusion.processes import Coefficients, EulerMaruyama, Evaluation, FisherTable, Gaussian, Oracle
 from crepe_diffusion.processes.gaussian import score_of
 from crepe_diffusion.random import Stream
 
 STREAM = Stream(11)
-PLAIN = Law(exponents=(1.0,), steering=(1.0,), k_up=0.0, k_down=1.0)
+PLAIN = Coefficients(target=(1.0,), proposal=(1.0,), k_up=0.0, k_down=1.0)
 TIMES = f64([0.03, 0.1, 0.7, 1.9, 8.0, 40.0])
 
 
@@ -34,20 +34,22 @@ def steps(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return TIMES[i].repeat(repeat)[:n], TIMES[j].repeat(repeat)[:n]
 
 
-def view(process, models, x, t, law, guidance=None) -> View:
+def view(process, models, x, t, coefficients, guidance=None) -> Evaluation:
     predictions = tuple(model.predict(x, t) for model in models)
-    return View(predictions, process.steer(x, t, predictions, guidance, law), torch.zeros(len(x), dtype=torch.float64))
+    return Evaluation(
+        predictions, process.drift(x, t, predictions, guidance, coefficients), torch.zeros(len(x), dtype=torch.float64)
+    )
 
 
 def evaluator(target, ladder=None, process=None, k="balanced", **options):
     """What a sampler of this target would use."""
     ladder, process = ladder or cd.ladder.karras(5, 0.1, 10.0), process or Gaussian(variance=0.9)
-    return cd.Guidance(target, ladder, process=process, proposal=cd.Proposal(k, **options), fit_samples=512).evaluate
+    return cd.Plain(target, ladder, process=process, proposal=cd.Proposal(k, **options), fit_samples=512).evaluate
 
 
-def log_ratios(process, models, x_s, x_t, s, t, law=PLAIN):
-    at_s, at_t = (view(process, models, x, u, law) for x, u in ((x_s, s), (x_t, t)))
-    return process.log_ratios(x_s, x_t, at_s, at_t, s, t, law)
+def log_ratios(process, models, x_s, x_t, s, t, coefficients=PLAIN):
+    at_s, at_t = (view(process, models, x, u, coefficients) for x, u in ((x_s, s), (x_t, t)))
+    return process.log_ratios(x_s, x_t, at_s, at_t, s, t, coefficients)
 
 
 # -- Gaussian data ---------------------------------------------------------------------------------------
@@ -164,10 +166,10 @@ def test_a_reference_adds_the_same_number_to_every_ratio():
     """So it changes no work where the exponents sum to one."""
     s, t = steps(40)
     x_s, x_t = (STREAM.at(end).normal((40, 2)) for end in "st")
-    law = Law((-0.5, 1.5), (0.2, 0.9), k_up=0.1, k_down=0.8)
+    coefficients = Coefficients((-0.5, 1.5), (0.2, 0.9), k_up=0.1, k_down=0.8)
     plain, models = EulerMaruyama(), [MIXTURES[2], OTHERS[2]]
-    with_, q_with = log_ratios(EulerMaruyama(reference=0.7), models, x_s, x_t, s, t, law)
-    without, q_without = log_ratios(plain, models, x_s, x_t, s, t, law)
+    with_, q_with = log_ratios(EulerMaruyama(reference=0.7), models, x_s, x_t, s, t, coefficients)
+    without, q_without = log_ratios(plain, models, x_s, x_t, s, t, coefficients)
     added = q_with - q_without
     assert added.abs().min() > 1e-3
     torch.testing.assert_close(with_ - without, added.expand(2, -1), atol=1e-9, rtol=1e-12)
@@ -212,12 +214,12 @@ def test_without_control_no_path_has_any_work(kernel, n, substeps):
 def test_with_equal_variances_the_work_of_a_step_is_that_of_feynman_kac_correctors():
     """(d/2)(|S|^2 - sum_j c_j |score_j|^2), at the noisy end, whatever the other end is."""
     models, c = [MIXTURES[2], OTHERS[2]], (-0.7, 1.9)
-    law = Law(c, c, k_up=0.0, k_down=1.0)
+    coefficients = Coefficients(c, c, k_up=0.0, k_down=1.0)
     s, t = steps(60)
     x_s, x_t = (2 * STREAM.at(end).normal((60, 2)) for end in "st")
 
     def check(variance):
-        l, q = log_ratios(Gaussian(variance=variance), models, x_s, x_t, s, t, law)
+        l, q = log_ratios(Gaussian(variance=variance), models, x_s, x_t, s, t, coefficients)
         work = c[0] * l[0] + c[1] * l[1] - q
         scores = [score_of(model.predict(x_t, t), x_t, t) for model in models]
         total = c[0] * scores[0] + c[1] * scores[1]
@@ -255,7 +257,7 @@ def test_the_error_of_log_ratios_falls_with_the_square_root_of_the_number_of_ste
 # -- proposals are drawn from the laws that their ratios assume -------------------------------------------
 
 C = (-0.4, 1.7)
-LAW = Law(exponents=C, steering=(-0.1, 1.2), k_up=0.15, k_down=0.8)
+LAW = Coefficients(target=C, proposal=(-0.1, 1.2), k_up=0.15, k_down=0.8)
 TWO = FisherTable(
     TIMES,
     torch.cat([table(rho, torch.zeros(3)).values for rho in (RHO, [0.3, 0.2, 1.0])]),
@@ -275,22 +277,22 @@ PROPOSALS = {
 }
 
 
-def kernel_law(process, s, t, rises, law=LAW):
+def kernel_law(process, s, t, rises, coefficients=LAW):
     """Gain and variance of the proposal's step, by the formulas of the design, and the rows it lives on."""
     if isinstance(process, EulerMaruyama):
         d = 2 * (s if rises else t) * (t - s)
-        return (law.k_up if rises else law.k_down) * d, f64([d])
+        return (coefficients.k_up if rises else coefficients.k_down) * d, f64([d])
     d = t**2 - s**2
     if rises:
-        return law.k_up * d, f64([d])
+        return coefficients.k_up * d, f64([d])
     if isinstance(process.variance, float):
-        information = f64([law.total / (t**2 + process.variance**2)])
+        information = f64([coefficients.total / (t**2 + process.variance**2)])
     else:
         information = sum(
-            c * v[t == TIMES][0] / t**2 for c, v in zip(law.exponents, process.information.values, strict=True)
+            c * v[t == TIMES][0] / t**2 for c, v in zip(coefficients.target, process.information.values, strict=True)
         )
-    curvature = ((1 - 2 * law.k_up) * information).clamp(0, 1 / t**2)
-    return law.k_down * d, d - d**2 * curvature
+    curvature = ((1 - 2 * coefficients.k_up) * information).clamp(0, 1 / t**2)
+    return coefficients.k_down * d, d - d**2 * curvature
 
 
 def rows_of(process, event):
@@ -307,14 +309,14 @@ def test_walks_have_the_mean_and_covariance_of_the_formulas(name, rises):
     process, event = PROPOSALS[name]
     basis, n, s, t = rows_of(process, event), 20_000, 0.7, 1.9
     x = process.project(STREAM.at("x").normal((1, *event)))
-    steer = STREAM.at("steer").normal((1, *event))
-    at_x = View((), steer.expand(n, *event), torch.zeros(n))
+    drift = STREAM.at("drift").normal((1, *event))
+    at_x = Evaluation((), drift.expand(n, *event), torch.zeros(n))
     s_, t_ = (torch.full((n,), u, dtype=torch.float64) for u in (s, t))
-    drawn = process.walk(x.expand(n, *event), at_x, s_, t_, torch.full((n,), rises), STREAM.at("walk"), LAW)
+    drawn = process.step(x.expand(n, *event), at_x, s_, t_, torch.full((n,), rises), STREAM.at("walk"), LAW)
     torch.testing.assert_close(drawn, process.project(drawn), atol=1e-12, rtol=0)  # never leaves the subspace
 
     def check(gain, variance):
-        z = ((drawn - x - gain * steer).flatten(1) @ basis.T) / variance.sqrt()
+        z = ((drawn - x - gain * drift).flatten(1) @ basis.T) / variance.sqrt()
         assert_mean(z, 0.0)
         assert_mean(z[:, :, None] * z[:, None], torch.eye(z.shape[1], dtype=torch.float64))
 
@@ -328,21 +330,21 @@ def test_walks_have_the_mean_and_covariance_of_the_formulas(name, rises):
 def test_log_ratios_of_the_proposal_are_those_of_its_kernels(name):
     process, event = PROPOSALS[name]
     basis, s, t = rows_of(process, event), 0.7, 1.9
-    x_s, x_t, steer_s, steer_t = process.project(STREAM.at("ends").normal((4, 25, *event)).flatten(0, 1)).chunk(4)
+    x_s, x_t, drift_s, drift_t = process.project(STREAM.at("ends").normal((4, 25, *event)).flatten(0, 1)).chunk(4)
     s_, t_ = (torch.full((25,), u, dtype=torch.float64) for u in (s, t))
-    at_s, at_t = (View((x_t, x_s), steer, torch.zeros(25)) for steer in (steer_s, steer_t))
+    at_s, at_t = (Evaluation((x_t, x_s), drift, torch.zeros(25)) for drift in (drift_s, drift_t))
     _, found = process.log_ratios(x_s, x_t, at_s, at_t, s_, t_, LAW)
     if name == "euler with reference":
         found = found - process._correction(x_s, x_t, s_, t_)
 
-    def log_density(end, start, steer, rises, k):
+    def log_density(end, start, drift, rises, k):
         gain, variance = kernel_law(process, s, t, rises)
         scale = torch.diag(variance.expand(len(basis)))
-        mean = (start + k * gain * steer).flatten(1) @ basis.T
+        mean = (start + k * gain * drift).flatten(1) @ basis.T
         return MultivariateNormal(mean, scale).log_prob(end.flatten(1) @ basis.T)
 
     def check(k_up=1.0, k_down=1.0):
-        expected = log_density(x_s, x_t, steer_t, False, k_down) - log_density(x_t, x_s, steer_s, True, k_up)
+        expected = log_density(x_s, x_t, drift_t, False, k_down) - log_density(x_t, x_s, drift_s, True, k_up)
         torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
     check()
@@ -352,12 +354,12 @@ def test_log_ratios_of_the_proposal_are_those_of_its_kernels(name):
 
 def test_balanced_and_paper_are_the_numbers_of_the_design():
     target = MIXTURES[1] ** 2.5
-    balanced, paper = cd.Proposal().law(target), cd.Proposal("paper").law(target)
+    balanced, paper = cd.Proposal().coefficients(target), cd.Proposal("paper").coefficients(target)
     assert (balanced.k_up, balanced.k_down) == pytest.approx((1.5 / 5, 3.5 / 5))
     assert (paper.k_up, paper.k_down) == (0.0, 1.0)
-    one = cd.Proposal().law(cd.guided(MIXTURES[1], OTHERS[1], 3.0))
+    one = cd.Proposal().coefficients(cd.guided(MIXTURES[1], OTHERS[1], 3.0))
     assert (one.k_up, one.k_down) == (0.0, 1.0)
-    assert one.exponents == (-2.0, 3.0)
+    assert one.target == (-2.0, 3.0)
 
 
 # -- reward guidance --------------------------------------------------------------------------------------
@@ -380,7 +382,7 @@ def test_guidance_is_the_gradient_of_the_reward_at_the_point(on):
     def check(found):
         torch.testing.assert_close(found, difference, atol=1e-6, rtol=1e-6)
 
-    guidance = evaluate(x, t).steer - plain(x, t).steer
+    guidance = evaluate(x, t).drift - plain(x, t).drift
     check(guidance)
     refuted(check, guidance * 1.001 + 0.001)
     assert torch.equal(evaluate(x, t).reward, plain(x, t).reward)
@@ -394,15 +396,15 @@ def test_jacobian_free_guidance_is_the_gradient_at_the_prediction():
     slope = torch.stack([0.75 * seen[:, 0] ** 2 - 1.5 * seen[:, 1], -1.5 * seen[:, 0]], dim=1)
     gamma, shrink = evaluate.ladder.progress(t), 0.9**2 / (0.9**2 + t**2)
     torch.testing.assert_close(
-        evaluate(x, t).steer - plain(x, t).steer, (gamma * shrink)[:, None] * slope, atol=1e-12, rtol=1e-9
+        evaluate(x, t).drift - plain(x, t).drift, (gamma * shrink)[:, None] * slope, atol=1e-12, rtol=1e-9
     )
 
 
 def test_clipping_bounds_the_norm_and_keeps_the_direction():
     target = MIXTURES[2].tilt(reward, on="state", guidance="gradient", anneal=cd.anneal.constant())
     x, t = 3 * STREAM.normal((30, 2)), torch.ones(30, dtype=torch.float64)
-    plain = evaluator(target, guidance="none")(x, t).steer
-    full, clipped = (evaluator(target, clip=clip)(x, t).steer - plain for clip in (None, 2.0))
+    plain = evaluator(target, guidance="none")(x, t).drift
+    full, clipped = (evaluator(target, clip=clip)(x, t).drift - plain for clip in (None, 2.0))
     wanted = full * (2.0 / full.norm(dim=1, keepdim=True)).clamp(max=1)
     assert (full.norm(dim=1) > 2).any()
     torch.testing.assert_close(clipped, wanted, atol=1e-12, rtol=1e-10)
@@ -432,7 +434,7 @@ def test_the_mean_jacobian_is_one_minus_the_scaled_information():
 
     def check(c):
         expected = (f64([0.4, 1.6])[:, None] * slopes).sum(0) / 2.0
-        pulled = process.pull_back(torch.ones(4, 1, dtype=torch.float64), TIMES[1:5], Law(c, c, 0.0, 1.0))
+        pulled = process.pull_back(torch.ones(4, 1, dtype=torch.float64), TIMES[1:5], Coefficients(c, c, 0.0, 1.0))
         torch.testing.assert_close(pulled[:, 0], expected, atol=1e-7, rtol=0)
 
     check((0.4, 1.6))
@@ -532,8 +534,8 @@ def test_a_table_is_read_linearly_in_log_t():
 # -- the noise end ----------------------------------------------------------------------------------------
 
 
-def noise_of(process, law, event, n=20_000):
-    return process.noise(STREAM.at("top"), torch.zeros(n, *event, dtype=torch.float64), 40.0, law)
+def noise_of(process, coefficients, event, n=20_000):
+    return process.noise(STREAM.at("top"), torch.zeros(n, *event, dtype=torch.float64), 40.0, coefficients)
 
 
 @pytest.mark.parametrize("name", ["rho", "part of a basis", "pieces of part of a basis", "zero mean", "euler"])
@@ -598,10 +600,10 @@ def test_log_work_has_each_term_once_with_its_sign():
         a, b = min(2, 2 + direction), max(2, 2 + direction)
         clean, noisy = (x, path.x) if direction > 0 else (path.x, x)
         s, t = times[a].expand(20), times[b].expand(20)
-        l, q = log_ratios(evaluate.process, target.models, clean, noisy, s, t, evaluate.law)
+        l, q = log_ratios(evaluate.process, target.models, clean, noisy, s, t, evaluate.coefficients)
         r_s, r_t = evaluate(clean, s).reward, evaluate(noisy, t).reward
         expected = r_s - r_t - 0.4 * l[0] + 1.7 * l[1] - q
-        torch.testing.assert_close(log_work(path, evaluate.law), expected, atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(log_work(path, evaluate.coefficients), expected, atol=1e-10, rtol=1e-10)
 
 
 # -- replicas anew -------------------------------------------------------------------------------------------
@@ -625,7 +627,7 @@ def test_a_restart_at_one_level_gives_every_level_its_marginal(level):
         assert torch.equal(state.level, torch.arange(5).expand(n, 5))
         assert torch.equal(state.x[state.row_at(level)], x)
         fresh = chain.evaluate(state.x, times[state.level.flatten()])
-        torch.testing.assert_close(state.view.steer, fresh.steer)
+        torch.testing.assert_close(state.seen.drift, fresh.drift)
         points = [data.inside(state.x[state.row_at(m)]) - data.mean for m in range(5)]
         for i in range(5):
             for j in range(i, 5):  # y_s and y_t = y_s + noise: a Markov chain in either direction

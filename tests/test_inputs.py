@@ -88,7 +88,7 @@ CASES = {
     "a target that is a function": (lambda: chain(linear), "target must be a model"),
     "a ladder that is a list": (lambda: chain(model(), [0.1, 1.0]), r"levels must be a Ladder.* got \[0.1, 1.0\]"),
     "a model that is no function": (lambda: cd.models.Denoiser(3, (2,)), r"function of \(x, t\), got 3"),
-    "no segments": (lambda: cd.models.Segments(model(), 0), "number of segments must be a positive integer, got 0"),
+    "no segments": (lambda: cd.stitching.Segments(model(), 0), "number of segments must be a positive integer, got 0"),
     "two rewards of one name": (
         lambda: tilted(linear, name="r").tilt(linear, name="r"),
         r"different names, got \['r', 'r'\]",
@@ -151,8 +151,8 @@ CASES = {
         lambda: chain(tokens(), UNIT, explorer=cd.Langevin()),
         "Langevin exploration is for Gaussian",
     ),
-    "Metropolis on a Gaussian": (
-        lambda: chain(model(), explorer=cd.Metropolis()),
+    "SingleToken on a Gaussian": (
+        lambda: chain(model(), explorer=cd.SingleToken()),
         "Metropolis exploration is for discrete",
     ),
     "a bounce of two steps on one": (
@@ -290,7 +290,7 @@ def test_a_refused_refinement_leaves_the_chain_as_it_was():
 
 def test_metropolis_on_euler_kernels_is_refused_at_once():
     with pytest.raises(cd.InputError, match="closed-form process, not Euler kernels"):
-        chain(tokens(), cd.ladder.linear(4, 0.0, 0.9), process=Euler(base=Masked(2)), explorer=cd.Metropolis())
+        chain(tokens(), cd.ladder.linear(4, 0.0, 0.9), process=Euler(base=Masked(2)), explorer=cd.SingleToken())
 
 
 def test_a_refinement_keeps_the_process_that_was_asked_for():

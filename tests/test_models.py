@@ -12,7 +12,7 @@ from torch.distributions import Categorical, MixtureSameFamily, MultivariateNorm
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.models.edm import EDM
-from crepe_diffusion.processes import FisherTable, Gaussian, Law, View
+from crepe_diffusion.processes import Coefficients, Evaluation, FisherTable, Gaussian
 from crepe_diffusion.random import Stream
 
 STREAM = Stream(21)
@@ -113,23 +113,25 @@ def test_a_denoiser_sees_states_and_times_of_its_dtype(dtype):
     chain = cd.ReplicaExchange(model**1.3, cd.ladder.karras(4, 0.1, 5.0), fit_samples=16, explorer=cd.Bounce())
     assert chain.sample(2).x.dtype == dtype
     assert set(seen) == {(dtype, dtype)}
-    assert chain.state.view.reward.dtype == torch.float64  # log-quantities are double whatever the state is
+    assert chain.state.seen.reward.dtype == torch.float64  # log-quantities are double whatever the state is
 
 
 def test_single_and_double_precision_agree():
     """The work of the same step in both: they differ by rounding and not by more."""
     ends = CASES["diagonal"][0].sample(200, STREAM.at("ends")) + 0.5 * STREAM.at("spread").normal((200, N))
     s, t = (torch.full((100,), v, dtype=torch.float64) for v in (0.5, 0.9))
-    law = Law((1.5,), (1.5,), 1 / 6, 5 / 6)
+    coefficients = Coefficients((1.5,), (1.5,), 1 / 6, 5 / 6)
 
     def work(dtype):
         process, (x_s, x_t) = Gaussian(variance=0.7), ends.to(dtype).chunk(2)
         model = cd.models.GaussianMixture(WEIGHTS, MEANS, STDS, dtype=dtype)
-        views = []
+        evaluations = []
         for x, u in ((x_s, s), (x_t, t)):
             prediction = model.predict(x, u.to(dtype))
-            views.append(View((prediction,), process.steer(x, u, (prediction,), None, law), torch.zeros(100)))
-        l, q = process.log_ratios(x_s, x_t, *views, s, t, law)
+            evaluations.append(
+                Evaluation((prediction,), process.drift(x, u, (prediction,), None, coefficients), torch.zeros(100))
+            )
+        l, q = process.log_ratios(x_s, x_t, *evaluations, s, t, coefficients)
         assert l.dtype == q.dtype == torch.float64
         return 1.5 * l[0] - q
 
@@ -172,19 +174,19 @@ ISOTROPIC = Gaussian(basis=BASIS, information=FisherTable(TIMES, TABLE.values[..
 def test_segments_are_independent_copies(process):
     """Predictions segment by segment, and log-ratios that sum over the segments."""
     single, n = centred(process), 3
-    model = cd.models.Segments(single, n)
+    model = cd.stitching.Segments(single, n)
     assert model.event_shape == (3, 4, 2)
     x_s, x_t = (single.process().project(STREAM.at(end).normal((6 * n, 4, 2))) for end in "st")
     s, t = (torch.full((6,), v, dtype=torch.float64) for v in (0.4, 1.1))
-    law = Law((1.3,), (0.9,), 0.1, 0.8)
+    coefficients = Coefficients((1.3,), (0.9,), 0.1, 0.8)
 
     def ratios(model, x_s, x_t, s, t):
         process, zero = model.process(), torch.zeros(len(s))
         at = []
         for x, u in ((x_s, s), (x_t, t)):
             prediction = model.predict(x, u)
-            at.append(View((prediction,), process.steer(x, u, (prediction,), None, law), zero))
-        return process.log_ratios(x_s, x_t, *at, s, t, law)
+            at.append(Evaluation((prediction,), process.drift(x, u, (prediction,), None, coefficients), zero))
+        return process.log_ratios(x_s, x_t, *at, s, t, coefficients)
 
     alone = ratios(single, x_s, x_t, s.repeat_interleave(n), t.repeat_interleave(n))
     together = ratios(model, x_s.reshape(6, n, 4, 2), x_t.reshape(6, n, 4, 2), s, t)
@@ -193,7 +195,7 @@ def test_segments_are_independent_copies(process):
 
 
 def test_segments_of_a_centred_model_stay_centred():
-    model = cd.models.Segments(centred(Gaussian(variance=1.0, zero_mean=0)), 3)
+    model = cd.stitching.Segments(centred(Gaussian(variance=1.0, zero_mean=0)), 3)
     chain = cd.ReplicaExchange(model**1.2, cd.ladder.karras(4, 0.1, 5.0), n_chains=2)
     x = chain.sample(3).x
     torch.testing.assert_close(x.mean(-2), torch.zeros_like(x.mean(-2)), atol=1e-12, rtol=0)
@@ -203,9 +205,9 @@ def test_segments_of_a_centred_model_stay_centred():
 @pytest.mark.parametrize("process", [MEASURED, ISOTROPIC], ids=["measured", "measured for all directions"])
 def test_every_segment_gets_what_was_measured_of_the_model(process):
     """Noise, its mean and the posterior variance of a plan are those of each segment."""
-    n, single, many = 3, process, cd.models.Segments(centred(process), 3).process()
-    law, like = Law((1.0,), (1.0,), 0.0, 1.0), torch.zeros(20_000, n, 4, 2, dtype=torch.float64)
-    x = many.noise(STREAM.at("top"), like, 6.0, law).flatten(0, 1)
+    n, single, many = 3, process, cd.stitching.Segments(centred(process), 3).process()
+    coefficients, like = Coefficients((1.0,), (1.0,), 0.0, 1.0), torch.zeros(20_000, n, 4, 2, dtype=torch.float64)
+    x = many.noise(STREAM.at("top"), like, 6.0, coefficients).flatten(0, 1)
 
     def check(mean, scaled):
         z = (x.flatten(1) @ BASIS.T - mean) / (36.0 / scaled).sqrt()

@@ -63,7 +63,7 @@ def bounce() -> None:
 
 
 def metropolis() -> None:
-    invariant(tokens("masked", "everything", explorer=cd.Metropolis()))
+    invariant(tokens("masked", "everything", explorer=cd.SingleToken()))
 
 
 def mixture(dim: int = 3) -> cd.models.GaussianMixture:
@@ -93,7 +93,7 @@ def gaussian_ratio() -> None:
     evaluate = cd.ReplicaExchange(model**1.3, cd.ladder.of([0.1, 3.0])).evaluate
     s, t = torch.full((8,), 0.4, dtype=torch.float64), torch.full((8,), 2.5, dtype=torch.float64)
     x_s, x_t = cd.Stream(0).normal((8, dim)), 3 * cd.Stream(1).normal((8, dim))
-    models, _ = evaluate.process.log_ratios(x_s, x_t, evaluate(x_s, s), evaluate(x_t, t), s, t, evaluate.law)
+    models, _ = evaluate.process.log_ratios(x_s, x_t, evaluate(x_s, s), evaluate(x_t, t), s, t, evaluate.coefficients)
     exact = model.log_prob(x_s, s) - model.log_prob(x_t, t)
     assert (models[0] - exact).abs().max() <= 1e-10
 
@@ -117,7 +117,7 @@ def cache_is_fresh() -> None:
         for _ in range(6):
             chain.step()
             fresh = chain.evaluate(chain.state.x, chain.ladder.levels[chain.state.level.flatten()])
-            assert (fresh.steer - chain.state.view.steer).abs().max() <= 1e-12
+            assert (fresh.drift - chain.state.seen.drift).abs().max() <= 1e-12
 
 
 def round_trips() -> None:
@@ -145,8 +145,8 @@ def smc_log_z() -> None:
 
     levels = cd.ladder.karras(9, t0, t1)
     top = Gaussian(variance=rho)
-    noise = lambda self, stream, like, t, law: (  # noqa: E731
-        stream.normal(tuple(like.shape)) * ((t * t + rho * rho) / law.total) ** 0.5
+    noise = lambda self, stream, like, t, coefficients: (  # noqa: E731
+        stream.normal(tuple(like.shape)) * ((t * t + rho * rho) / coefficients.total) ** 0.5
     )
     process = dataclasses.replace(top)
     object.__setattr__(process, "noise", noise.__get__(process))
@@ -179,22 +179,22 @@ def with_log_work(broken: Callable[[paths.Path, object], Tensor]) -> Plant:
     return plant
 
 
-def terms(path: paths.Path, law: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    c = torch.tensor(law.exponents, dtype=torch.float64)
+def terms(path: paths.Path, coefficients: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    c = torch.tensor(coefficients.target, dtype=torch.float64)
     return path.reward_s, path.reward_t, c @ path.models, path.proposal
 
 
-def sign_of_reward(path, law):
-    r_s, r_t, models, proposal = terms(path, law)
+def sign_of_reward(path, coefficients):
+    r_s, r_t, models, proposal = terms(path, coefficients)
     return r_s + r_t + models - proposal
 
 
-def sign_of_proposal(path, law):
-    r_s, r_t, models, proposal = terms(path, law)
+def sign_of_proposal(path, coefficients):
+    r_s, r_t, models, proposal = terms(path, coefficients)
     return r_s - r_t + models + proposal
 
 
-def missing_exponent(path, law):
+def missing_exponent(path, coefficients):
     return path.reward_s - path.reward_t + path.models.sum(0) - path.proposal
 
 
@@ -208,9 +208,9 @@ def constants_dropped(patch):
 
 
 def stale_cache(patch):
-    def take(self, chosen, x, view):
-        new, _ = original(self, chosen, x, view)
-        return new, self.view
+    def take(self, chosen, x, seen):
+        new, _ = original(self, chosen, x, seen)
+        return new, self.seen
 
     original = State.take
     patch.setattr(State, "take", take)
@@ -222,8 +222,8 @@ def explore_accepted_only(patch):
         state, _ = swap_function(self.state, self.evaluate, self.iteration + 1, self.stream, self.accept)
         moved, _ = self.explorer(state, self.evaluate, self.stream)
         swapped = (state.level != before).flatten()
-        x, view = state.take(swapped, moved.x, moved.view)
-        self.state, self.iteration = State(x, view, state.level), self.iteration + 1
+        x, seen = state.take(swapped, moved.x, moved.seen)
+        self.state, self.iteration = State(x, seen, state.level), self.iteration + 1
 
     patch.setattr(cd.ReplicaExchange, "step", step)
 
@@ -263,7 +263,7 @@ def mean_over_coordinates(patch):
 
 
 def noise_without_total(patch):
-    patch.setattr(GaussianProcess, "_top", lambda self, t, law: (1 / (t * t)[:, None], None))
+    patch.setattr(GaussianProcess, "_top", lambda self, t, coefficients: (1 / (t * t)[:, None], None))
 
 
 def reward_at_the_wrong_level(patch):
@@ -297,8 +297,8 @@ def token_blind(patch):
 def upward_drift_forgotten(patch):
     original = line.__globals__["Line"].log_ratios
 
-    def log_ratios(self, x_s, x_t, at_s, at_t, s, t, law):
-        return original(self, x_s, x_t, at_s, at_t, s, t, dataclasses.replace(law, k_up=0.0))
+    def log_ratios(self, x_s, x_t, at_s, at_t, s, t, coefficients):
+        return original(self, x_s, x_t, at_s, at_t, s, t, dataclasses.replace(coefficients, k_up=0.0))
 
     patch.setattr(line.__globals__["Line"], "log_ratios", log_ratios)
 
@@ -306,8 +306,8 @@ def upward_drift_forgotten(patch):
 def views_of_the_wrong_end(patch):
     original = line.__globals__["Line"].log_ratios
 
-    def log_ratios(self, x_s, x_t, at_s, at_t, s, t, law):
-        return original(self, x_s, x_t, at_t, at_t, s, t, law)
+    def log_ratios(self, x_s, x_t, at_s, at_t, s, t, coefficients):
+        return original(self, x_s, x_t, at_t, at_t, s, t, coefficients)
 
     patch.setattr(line.__globals__["Line"], "log_ratios", log_ratios)
 
@@ -315,7 +315,7 @@ def views_of_the_wrong_end(patch):
 def bounce_forgets_the_way_up(patch):
     original = paths.log_work
     calls = iter(range(10**6))
-    patch.setattr(explore, "log_work", lambda path, law: original(path, law) * (next(calls) % 2 == 0))
+    patch.setattr(explore, "log_work", lambda path, coefficients: original(path, coefficients) * (next(calls) % 2 == 0))
 
 
 def metropolis_without_proposal_ratio(patch):
@@ -329,14 +329,14 @@ def metropolis_without_proposal_ratio(patch):
 
 
 def noise_end_from_the_wrong_law(patch):
-    patch.setattr(Uniform, "noise", lambda self, stream, like, t, law: torch.zeros_like(like))
+    patch.setattr(Uniform, "noise", lambda self, stream, like, t, coefficients: torch.zeros_like(like))
 
 
 def swapped_rows_keep_their_points(patch):
     original = State.take
 
-    def take(self, chosen, x, view):
-        return self.x, original(self, chosen, x, view)[1]
+    def take(self, chosen, x, seen):
+        return self.x, original(self, chosen, x, seen)[1]
 
     patch.setattr(State, "take", take)
 
@@ -379,7 +379,7 @@ BUGS: dict[str, tuple[Plant, Callable[[], None]]] = {
     "upward drift left out of the ratio": (upward_drift_forgotten, line_everything),
     "prediction of the wrong end of a step": (views_of_the_wrong_end, line_everything),
     "bounce without the work of its way up": (bounce_forgets_the_way_up, bounce),
-    "Metropolis without the proposal's ratio": (metropolis_without_proposal_ratio, metropolis),
+    "SingleToken without the proposal's ratio": (metropolis_without_proposal_ratio, metropolis),
     "noise end drawn from another law": (noise_end_from_the_wrong_law, uniform_guidance),
     "levels traded but points kept": (swapped_rows_keep_their_points, masked_everything),
     "denoising variance with the wrong sign": (variance_of_the_wrong_sign, control_off),
@@ -397,6 +397,6 @@ def test_bug_is_caught(name, monkeypatch):
 
 def test_harmless_patch_is_not_caught(monkeypatch):
     """Another proposal is legal, so the checks must not fail at just any change."""
-    original = Discrete.steer
-    monkeypatch.setattr(Discrete, "steer", lambda self, *a: torch.log_softmax(original(self, *a) * 0.5, -1))
+    original = Discrete.drift
+    monkeypatch.setattr(Discrete, "drift", lambda self, *a: torch.log_softmax(original(self, *a) * 0.5, -1))
     masked_everything()

@@ -206,7 +206,7 @@ def test_global_generators_are_neither_read_nor_moved(sampler):
     assert torch.equal(first, sampler(tilted()))
 
 
-@pytest.mark.parametrize("sampler", [cd.ReplicaExchange, cd.SMC, cd.Guidance])
+@pytest.mark.parametrize("sampler", [cd.ReplicaExchange, cd.SMC, cd.Plain])
 @pytest.mark.parametrize("seed", [1.0, 1.5, "0", None, -1, True, [0], torch.tensor(0)], ids=repr)
 def test_a_seed_that_is_no_integer_is_refused(sampler, seed):
     with pytest.raises(cd.InputError, match="seed must be a non-negative integer"):

@@ -16,14 +16,15 @@ import torch
 
 import crepe_diffusion as cd
 from crepe_diffusion import ess, ladder, rhat
-from crepe_diffusion.diagnostics import Diagnostics, mean_of
+from crepe_diffusion.diagnostics import Diagnostics
+from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.estimates import mean_of
+from crepe_diffusion.diagnostics.evidence import Evidence
+from crepe_diffusion.diagnostics.verdict import percent, verdict
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models import GaussianMixture, TokenTable
-from crepe_diffusion.run.data import RunData
-from crepe_diffusion.run.evidence import Evidence
-from crepe_diffusion.run.figures import samples
-from crepe_diffusion.run.report import write_comparison, write_report
-from crepe_diffusion.run.verdict import percent, verdict
+from crepe_diffusion.report.figures import samples
+from crepe_diffusion.report.report import write_comparison, write_report
 
 PLANE = GaussianMixture(weights=[0.3, 0.7], means=[[-3.0, 0.0], [2.0, 1.0]], stds=[0.5, 0.6])
 SCALARS = {"first": lambda x: x[:, 0], "right": lambda x: (x[:, 0] > 0).double()}
@@ -124,7 +125,7 @@ def test_scalars_are_those_of_the_judged_draws(data, page):
 
 
 def test_free_energy_and_cost(data, page):
-    for method, row in zip(("forward", "backward", "bar"), page.table("log_z"), strict=True):
+    for method, row in zip(("down", "up", "bar"), page.table("log_z"), strict=True):
         z = data.diagnostics.log_z(method)
         assert row[1:] == [f"{z.value:.4g}", f"{z.error:.2g}"]
     said = {row[0]: row[1] for row in page.table("cost")}

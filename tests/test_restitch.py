@@ -13,10 +13,10 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_frequencies, assert_mean, f64, refuted
-from crepe_diffusion.kernels import Restitch, State, restitch
+from crepe_diffusion.kernels import State
 from crepe_diffusion.processes import Gaussian
 from crepe_diffusion.random import Stream
-from crepe_diffusion.rewards import Junctions, Reach, WayPoint
+from crepe_diffusion.stitching import Junctions, Reach, Restitch, WayPoint, restitch
 
 STREAM = Stream(31)
 RHO, T, TOP = 1.0, 0.5, 30.0  # at this top its N(0, T^2) differs from p_T by 1e-6 of a variance further down
@@ -34,7 +34,7 @@ def segments(n=3, process=None):
         return y * (RHO**2 / (RHO**2 + s**2))[:, None, None]
 
     process = process or Gaussian(variance=RHO)
-    return cd.models.Segments(cd.models.Denoiser(denoise, (2, 1), dtype=torch.float64, process=process), n)
+    return cd.stitching.Segments(cd.models.Denoiser(denoise, (2, 1), dtype=torch.float64, process=process), n)
 
 
 def target(*functions, anneal=None, model=None):
@@ -165,8 +165,8 @@ class Stale(Restitch):
     """Takes what is known of the present plan from the replica at another level."""
 
     def __call__(self, state, evaluate, stream):
-        prediction = state.view.predictions[0].roll(1, 0)
-        return super().__call__(replace(state, view=replace(state.view, predictions=(prediction,))), evaluate, stream)
+        prediction = state.seen.predictions[0].roll(1, 0)
+        return super().__call__(replace(state, seen=replace(state.seen, predictions=(prediction,))), evaluate, stream)
 
 
 @pytest.mark.parametrize("broken", [Twice, Wide, Forgetful, Stale])
@@ -191,7 +191,7 @@ def test_a_move_that_weighs_plans_differently_does_not_keep_it(judge):
 # -- rewards that make pi_t something else ----------------------------------------------------------------------
 
 SHARP = target(Junctions(weight=0.7, l1=3.0), Reach((1.0,), weight=0.7, l1=3.0, step=1))
-MATCHED = cd.anneal.matched(0.6, LADDER.times, f64([0.0, 0.9, 5.0]))
+MATCHED = cd.stitching.Matched(0.6, LADDER.times, f64([0.0, 0.9, 5.0]))
 PASSING = target(Junctions(**SQUARED)).tilt(WayPoint((1.5,), weight=1.0, l1=0.5), anneal=cd.anneal.linear(), scale=2.0)
 
 
@@ -296,9 +296,9 @@ def test_only_the_replicas_of_that_level_move_and_all_is_known_of_them(of):
     assert torch.equal(renewed, unlike.flatten(1).all(1))
     assert 0 < renewed.sum() < 0.5 * changed.sum()
     fresh = evaluate(new.x, evaluate.ladder.levels[new.level.flatten()])
-    for known, anew in zip((new.view.steer, new.view.reward), (fresh.steer, fresh.reward), strict=True):
+    for known, anew in zip((new.seen.drift, new.seen.reward), (fresh.drift, fresh.reward), strict=True):
         torch.testing.assert_close(known, anew, atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(new.view.predictions, fresh.predictions, atol=1e-12, rtol=0)
+    torch.testing.assert_close(new.seen.predictions, fresh.predictions, atol=1e-12, rtol=0)
 
 
 def test_a_move_costs_what_it_says():
@@ -319,7 +319,7 @@ def test_levels_are_chosen_evenly_and_moves_by_their_chance():
         dtype=torch.float64,
         process=Gaussian(variance=1.0),
     )
-    of = target(Junctions(), model=cd.models.Segments(model, 2))
+    of = target(Junctions(), model=cd.stitching.Segments(model, 2))
     chain = cd.ReplicaExchange(of, cd.ladder.of([0.1, 0.3, 0.7, 9.0]))
     explorer, drawn = replace(FEW, chance=0.5, n_candidates=1, n_steps=1, n_plans=1), []
     for i in range(400):
@@ -362,12 +362,12 @@ def test_a_candidate_of_which_nothing_finite_is_said_is_not_chosen():
         return torch.where((y[:, :1, :1] > 0) & (s < 1)[:, None, None], torch.nan, good)
 
     process = Gaussian(variance=RHO)
-    model = cd.models.Segments(cd.models.Denoiser(denoise, (2, 1), dtype=torch.float64, process=process), 2)
+    model = cd.stitching.Segments(cd.models.Denoiser(denoise, (2, 1), dtype=torch.float64, process=process), 2)
     evaluate = cd.ReplicaExchange(target(Junctions(**SQUARED), model=model), LADDER, nonfinite="reject").evaluate
     state = state_of(evaluate, -(STREAM.at("below").normal((50, 2, 2, 1)).abs()))
     new, _ = FEW(state, evaluate, STREAM)
     assert (new.x != state.x).flatten(1).any(1).sum() > 10
-    assert new.view.possible[new.row_at(1)].all()
+    assert new.seen.possible[new.row_at(1)].all()
 
 
 def test_fewer_candidates_than_segments_are_enough_to_begin_with():

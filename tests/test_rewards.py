@@ -13,12 +13,12 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
-from crepe_diffusion.experiments.mazes.maze import Maze
-from crepe_diffusion.experiments.mazes.stitch import PAPER, terms, way_point_term
 from crepe_diffusion.processes import FisherTable, Gaussian
 from crepe_diffusion.random import Stream
-from crepe_diffusion.rewards import Junctions, Reach, WayPoint
+from crepe_diffusion.stitching import Junctions, Reach, WayPoint
 from crepe_diffusion.targets import Reward
+from studies.mazes.maze import Maze
+from studies.mazes.stitch import PAPER, terms, way_point_term
 
 STREAM = Stream(41)
 EXACT = {"smooth": 1e-12}  # the absolute value itself, to rounding
@@ -184,9 +184,9 @@ def test_matched_annealing_of_a_squared_error_is_exact_for_gaussian_data(first):
             torch.testing.assert_close(rest, rest[:1].expand(5), atol=1e-9, rtol=0)
 
     times = torch.cat([f64([first or 1e-9]), TIMES[1:]])
-    check(cd.anneal.matched(WIDTH, times, posterior(times)))
-    refuted(check, cd.anneal.matched(WIDTH, times, 1.01 * posterior(times)))
-    refuted(check, cd.anneal.matched(1.01 * WIDTH, times, posterior(times)))
+    check(cd.stitching.Matched(WIDTH, times, posterior(times)))
+    refuted(check, cd.stitching.Matched(WIDTH, times, 1.01 * posterior(times)))
+    refuted(check, cd.stitching.Matched(1.01 * WIDTH, times, posterior(times)))
     refuted(check, cd.anneal.constant())
 
 
@@ -198,7 +198,7 @@ def test_a_matched_target_hangs_together():
     x_s = mean + variance**0.5 * STREAM.at("down").normal((40_000, 1))
 
     def check(width):
-        gamma = cd.anneal.matched(width, TIMES, posterior(TIMES))
+        gamma = cd.stitching.Matched(width, TIMES, posterior(TIMES))
         target = model.tilt(lambda x: -((x[:, 0] - POINT) ** 2) / (2 * WIDTH**2), anneal=gamma)
         evaluate = cd.ReplicaExchange(target, cd.ladder.of(TIMES)).evaluate
         r_t = evaluate(f64([[x_t]]), f64([t])).reward
@@ -211,17 +211,17 @@ def test_a_matched_target_hangs_together():
 
 
 def test_matched_annealing_is_read_linearly_in_log_t_and_stays_within_its_ends():
-    gamma = cd.anneal.matched(0.5, f64([0.1, 1.0, 10.0]), f64([0.25, 0.75, 4.0]))
+    gamma = cd.stitching.Matched(0.5, f64([0.1, 1.0, 10.0]), f64([0.25, 0.75, 4.0]))
     v = f64([0.0, 0.0, 0.25, 0.5, 0.5 + 0.75 * 3.25, 3.75])
     at = f64([0.01, 0.1, 10**-0.5, 1.0, 10**0.75, 99.0])
     torch.testing.assert_close(gamma(at), 0.25 / (0.25 + v))
-    falling = cd.anneal.matched(0.5, f64([0.1, 1.0]), f64([0.3, 0.1]))
+    falling = cd.stitching.Matched(0.5, f64([0.1, 1.0]), f64([0.3, 0.1]))
     assert falling(f64([1.0])).item() == 1  # never more than the reward itself
 
 
 def test_weights_are_functions_of_time_or_of_progress():
     ladder = cd.ladder.of([0.1, 0.2, 5.0])
-    matched = Reward(lambda x: x, anneal=cd.anneal.matched(0.5, f64([0.1, 5.0]), f64([0.0, 1.0])), scale=3.0)
+    matched = Reward(lambda x: x, anneal=cd.stitching.Matched(0.5, f64([0.1, 5.0]), f64([0.0, 1.0])), scale=3.0)
     power = Reward(lambda x: x, anneal=cd.anneal.power(2, floor=0.0), scale=3.0)
     expected = {"matched": 3 * 0.25 / f64([0.25, 0.25 + math.log(2) / math.log(50), 1.25]), "power": f64([3, 0.75, 0])}
     torch.testing.assert_close(matched.weight(ladder.levels, ladder), expected["matched"])
@@ -244,7 +244,7 @@ def test_weights_are_functions_of_time_or_of_progress():
 )
 def test_annealing_that_matches_nothing_is_refused(width, times, variances):
     with pytest.raises(cd.InputError, match=r"width|increasing times"):
-        cd.anneal.matched(width, f64(times), f64(variances))
+        cd.stitching.Matched(width, f64(times), f64(variances))
 
 
 # -- matched terms of a plan --------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
-from crepe_diffusion.experiments import builtin
-from crepe_diffusion.run import DamagedError, Run, RunData, checkpoint, files, rows, stopping
-from crepe_diffusion.run.folder import problems, status
+from crepe_diffusion.diagnostics import RunData
+from crepe_diffusion.presets import builtin
+from crepe_diffusion.run import DamagedError, Run, checkpoint, files, rows, stopping
+from crepe_diffusion.run.folder import problems, read_run, status
 from crepe_diffusion.run.log import chain_lines
 from crepe_diffusion.run.store import Column, Store, read_store
 from run_worker import assert_same_run
@@ -62,7 +63,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) ->
     with Run.resume(tmp_path / "parts") as run:
         run.run(iterations=12)
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
-    data = RunData.read(tmp_path / "whole")
+    data = read_run(tmp_path / "whole")
     assert data.n_draws == 12
     assert data.burn_in == 4
     assert data.diagnostics.n_iterations == 8
@@ -79,7 +80,7 @@ def test_a_run_equals_the_sampler_that_it_wraps(tmp_path: Path) -> None:
     with Run.resume(tmp_path / "run", target=target) as run:
         run.run(iterations=16)
         assert run.chain.stream == chain.stream
-    data = RunData.read(tmp_path / "run")
+    data = read_run(tmp_path / "run")
     assert data.burn_in == 2
     assert np.array_equal(data.x[2:], wanted.x.numpy())
     assert np.array_equal(data.iteration[2:], wanted.iteration.numpy())
@@ -92,7 +93,7 @@ def test_draws_carry_their_lineage(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", small(output={"thin": 3, "trace_every": 2})) as run:
         run.run(iterations=40)
         infos = run.chain
-    data = RunData.read(tmp_path / "run")
+    data = read_run(tmp_path / "run")
     assert data.iteration.tolist() == list(range(3, 41, 3))
     assert data.trace["iteration"].tolist() == list(range(2, 41, 2))
     assert (data.born <= data.iteration[:, None]).all()
@@ -119,7 +120,7 @@ def test_other_tools_read_the_samples(tmp_path: Path) -> None:
     xarray, zarr = pytest.importorskip("xarray"), pytest.importorskip("zarr")
     with Run.start(tmp_path / "run", small()) as run:
         run.run(iterations=20)
-    data = RunData.read(tmp_path / "run")
+    data = read_run(tmp_path / "run")
     group = zarr.open_group(tmp_path / "run/samples.zarr", mode="r")
     for name, wanted in (("x", data.x), ("iteration", data.iteration), ("scalars/x", data.scalars["x"])):
         assert np.array_equal(group[name][:], wanted)
@@ -143,7 +144,7 @@ def test_refinement_is_part_of_the_run(tmp_path: Path) -> None:
         run.run(iterations=14)
         run.refine(remove=["right"], change={"wall": {"scale": 3.0, "parameters": {"width": 0.5}}})
         run.run(iterations=20)
-    data = RunData.read(tmp_path / "run")
+    data = read_run(tmp_path / "run")
     assert data.target.tolist() == [0] * 8 + [1] * 6 + [2] * 6
     assert [t["from_iteration"] for t in data.targets] == [1, 9, 15]
     assert [[r["name"] for r in t["rewards"]] for t in data.targets] == [["right"], ["right", "wall"], ["wall"]]
@@ -183,7 +184,7 @@ def test_two_refinements_before_any_iteration(tmp_path: Path) -> None:
         run.run(iterations=4)
         run.close()
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
-    assert RunData.read(tmp_path / "whole").target.tolist() == [2] * 4
+    assert read_run(tmp_path / "whole").target.tolist() == [2] * 4
 
 
 def test_a_refused_refinement_changes_nothing(tmp_path: Path) -> None:
@@ -222,7 +223,7 @@ def test_rewards_made_in_python_are_asked_for_again(tmp_path: Path) -> None:
         Run.resume(tmp_path / "run", target=target, rewards=[cd.Reward(lambda x: x[:, 0], name="wall")])
     with Run.resume(tmp_path / "run", target=target, rewards=[wall]) as run:
         run.run(iterations=10)
-    assert RunData.read(tmp_path / "run").target.tolist() == [0] * 4 + [1] * 6
+    assert read_run(tmp_path / "run").target.tolist() == [0] * 4 + [1] * 6
 
 
 # -- refusing ------------------------------------------------------------------------------------------------------
@@ -325,10 +326,10 @@ def test_builders_and_rewards_of_ones_own(tmp_path: Path) -> None:
     )
     with Run.start(tmp_path / "run", tmp_path / "my.toml") as run:
         run.run()
-    config = RunData.read(tmp_path / "run").config
+    config = read_run(tmp_path / "run").config
     assert config["ladder"]["n_levels"] == 3
     assert config["reward"][0]["parameters"] == {"point": 0.0}
-    assert list(RunData.read(tmp_path / "run").scalars) == ["x[0]"]
+    assert list(read_run(tmp_path / "run").scalars) == ["x[0]"]
     with Run.resume(tmp_path / "run") as run:
         run.run(iterations=5)
 
@@ -389,7 +390,7 @@ def test_an_ess_rule_that_cannot_be_met_says_so(
             run.run(ess=12.0, ess_scalar=chosen)
         n = run.chain.iteration
         assert run.run(iterations=n + 2).finished
-    assert RunData.read(tmp_path / "run").n_draws == n + 2
+    assert read_run(tmp_path / "run").n_draws == n + 2
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
@@ -416,12 +417,12 @@ def test_a_failing_reward_keeps_what_was_sampled(tmp_path: Path) -> None:
         with pytest.raises(cd.NonFiniteError):
             run.run(iterations=500)
         n = run.chain.iteration
-    assert RunData.read(tmp_path / "run").n_draws == n
+    assert read_run(tmp_path / "run").n_draws == n
     assert "failed after iteration" in (tmp_path / "run/log.txt").read_text()
     calls = -(10**9)
     with Run.resume(tmp_path / "run", target=target) as run:
         run.run(iterations=n + 3)
-    assert RunData.read(tmp_path / "run").iteration.tolist() == list(range(1, n + 4))
+    assert read_run(tmp_path / "run").iteration.tolist() == list(range(1, n + 4))
 
 
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +503,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     newest = tmp_path / "hurt/checkpoints/00000017/state.safetensors"
     newest.write_bytes(newest.read_bytes()[:-1])
     assert any(str(newest) in str(p) for p in problems(tmp_path / "hurt"))
-    data = RunData.read(tmp_path / "hurt")  # the samples are whole; the state is not needed for a report
+    data = read_run(tmp_path / "hurt")  # the samples are whole; the state is not needed for a report
     assert data.n_draws == 17
     heard: list[str] = []
     for name in ("whole", "hurt"):
@@ -531,7 +532,7 @@ def test_the_history_is_also_in_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "hurt/targets.json"
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DamagedError, match=str(path)):
-        RunData.read(tmp_path / "hurt")
+        read_run(tmp_path / "hurt")
     heard: list[str] = []
     for name in ("whole", "hurt"):
         with Run.resume(tmp_path / name, tell=heard.append) as run:

@@ -14,10 +14,10 @@ import torch
 
 import run_worker
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.experiments import bench
-from crepe_diffusion.run import DamagedError, Run, RunData
-from crepe_diffusion.run.folder import problems
+from crepe_diffusion.run import DamagedError, Run
+from crepe_diffusion.run.folder import problems, read_run
 from run_worker import SERVER, assert_same_run
+from studies.bench import bench
 
 torch.set_num_threads(1)
 
@@ -129,13 +129,13 @@ def test_damage_is_named_or_harmless(reference: Path, tmp_path: Path) -> None:
     shutil.copytree(reference, longer)
     n = run_worker.CONFIG["stop"]["iterations"] + 6
     run_worker.go(longer, n)
-    before, after = RunData.read(reference), RunData.read(longer)
+    before, after = read_run(reference), read_run(longer)
     told = harmless = 0
     for folder, name in damaged_copies(reference, tmp_path, 50, seed=3):
         where = str(folder / name)
         heard = [str(p) for p in problems(folder)]
         try:
-            data = RunData.read(folder)
+            data = read_run(folder)
         except (DamagedError, InputError) as error:
             heard.append(str(error))
         else:
@@ -148,7 +148,7 @@ def test_damage_is_named_or_harmless(reference: Path, tmp_path: Path) -> None:
         except (DamagedError, InputError) as error:
             heard.append(str(error))
         else:
-            resumed = RunData.read(folder)
+            resumed = read_run(folder)
             assert np.array_equal(resumed.x, after.x), where
             assert np.array_equal(resumed.iteration, after.iteration)
             assert torch.equal(resumed.diagnostics.accepts, after.diagnostics.accepts)
@@ -176,7 +176,7 @@ def watch(tmp_path: Path, n_reads: int, n_iterations: int, n_kills: int = 0) -> 
         if not (folder / "checkpoints" / "00000000").exists() and not previous:
             time.sleep(0.005)
             continue
-        data = RunData.read(folder)
+        data = read_run(folder)
         reads += 1
         n = len(data.x)
         assert (data.iteration == np.arange(1, n + 1)).all()
@@ -194,7 +194,7 @@ def watch(tmp_path: Path, n_reads: int, n_iterations: int, n_kills: int = 0) -> 
     child.kill()
     child.join()
     run_worker.endless(folder, longest)
-    final = RunData.read(folder).x
+    final = read_run(folder).x
     values = {row.tobytes() for row in final}
     assert all(row.tobytes() in values for rows in kept for row in rows)
     return reads

@@ -110,6 +110,6 @@ def test_annealing_reaches_the_reward_with_1_at_the_data_end():
     ):
         target = model.tilt(lambda x: torch.full((len(x),), 3.0), anneal=anneal, scale=0.5)
         chain = cd.ReplicaExchange(target, ladder, process=cd.processes.Gaussian(variance=1.0))
-        r = chain.state.by_level(chain.state.view.reward)[0]
+        r = chain.state.by_level(chain.state.seen.reward)[0]
         u = torch.tensor([1, 2 / 3, 1 / 3, 0], dtype=torch.float64)
         torch.testing.assert_close(r, 1.5 * anneal(u), rtol=1e-12, atol=0)

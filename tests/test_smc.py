@@ -224,7 +224,7 @@ def test_control_off_weighs_nothing():
 def test_one_particle_is_plain_sampling_by_the_proposal():
     def check(target):
         one = run(target, n_particles=1, n_batches=2000).flat()
-        plain = cd.Guidance(MIXTURE**1.8, COARSE, process=Gaussian(variance=0.8), seed=5).sample(2000)
+        plain = cd.Plain(MIXTURE**1.8, COARSE, process=Gaussian(variance=0.8), seed=5).sample(2000)
         for i in range(2):
             assert ks_2samp(one[:, i].numpy(), plain[:, i].numpy()).pvalue > P_VALUE
 

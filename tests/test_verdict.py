@@ -12,11 +12,12 @@ import torch
 
 import crepe_diffusion as cd
 from crepe_diffusion import ladder
+from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.evidence import Evidence, ScalarSummary
+from crepe_diffusion.diagnostics.verdict import LEVELS, Verdict, percent, verdict
 from crepe_diffusion.kernels.swap import metropolis
-from crepe_diffusion.models import GaussianMixture, Segments, TokenTable
-from crepe_diffusion.run.data import RunData
-from crepe_diffusion.run.evidence import Evidence, ScalarSummary
-from crepe_diffusion.run.verdict import LEVELS, Verdict, percent, verdict
+from crepe_diffusion.models import GaussianMixture, TokenTable
+from crepe_diffusion.stitching import Segments
 
 LINE = GaussianMixture(weights=[0.3, 0.5, 0.2], means=[[-4.0], [0.0], [3.0]], stds=[0.5, 0.8, 0.4])
 PLANE = GaussianMixture(weights=[0.3, 0.7], means=[[-3.0, 0.0], [2.0, 1.0]], stds=[0.5, 0.6])
@@ -129,7 +130,7 @@ GOOD: dict[str, Callable[[], RunData]] = {
     "product": lambda: run(PLANE * WIDE, karras(21)),
     "segments": lambda: run(Segments(LINE, 2).tilt(lambda x: -(x[:, 0, 0] - x[:, 1, 0]).abs() / 3), karras(11), 200),
     "one chain": lambda: run(LINE**2.0, karras(16), 500, 60, 1),
-    "masked tokens": lambda: run(MASKED**2.0, ladder.linear(11), 240, explorer=cd.Metropolis()),
+    "masked tokens": lambda: run(MASKED**2.0, ladder.linear(11), 240, explorer=cd.SingleToken()),
     "masked tokens, tilted": lambda: run(MASKED.tilt(lambda x: (x == 0).double().sum(1), on="mode"), ladder.linear(11)),
     "uniform tokens": lambda: run(UNIFORM**1.5, ladder.linear(9)),
     "refined long ago": lambda: refined(40, 200),

@@ -11,17 +11,18 @@ torch.Size([50, 2, 1])
 
 from typing import TYPE_CHECKING, Any
 
-from crepe_diffusion import models, processes, rewards
-from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
+from crepe_diffusion import models, processes, stitching
+from crepe_diffusion.diagnostics import Diagnostics, Estimate, RunData, ess, rhat, verdict
 from crepe_diffusion.errors import InputError, NonFiniteError
-from crepe_diffusion.kernels import Bounce, Langevin, Metropolis, Restitch
+from crepe_diffusion.kernels import Bounce, Langevin, SingleToken
+from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers import SMC, Guidance, ReplicaExchange, equal_rejection, fit_information
+from crepe_diffusion.samplers import SMC, Plain, ReplicaExchange, equal_rejection, fit_information
 from crepe_diffusion.schedules import Ladder, anneal, ladder
-from crepe_diffusion.targets import Proposal, Reward, Target, guided
+from crepe_diffusion.targets import Reward, Target, guided
 
 if TYPE_CHECKING:
-    from crepe_diffusion.run import Run, RunData
+    from crepe_diffusion.run import Run, read_run
 
 __version__ = "0.1.0"
 
@@ -30,18 +31,17 @@ __all__ = [
     "Bounce",
     "Diagnostics",
     "Estimate",
-    "Guidance",
     "InputError",
     "Ladder",
     "Langevin",
-    "Metropolis",
     "NonFiniteError",
+    "Plain",
     "Proposal",
     "ReplicaExchange",
-    "Restitch",
     "Reward",
     "Run",
     "RunData",
+    "SingleToken",
     "Stream",
     "Target",
     "anneal",
@@ -52,14 +52,16 @@ __all__ = [
     "ladder",
     "models",
     "processes",
-    "rewards",
+    "read_run",
     "rhat",
+    "stitching",
+    "verdict",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Runs are imported when they are first asked for, so that samplers need nothing of what they need."""
-    if name not in ("Run", "RunData"):
+    if name not in ("Run", "read_run"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from crepe_diffusion import run

@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(given: argparse.Namespace) -> int:
-    from crepe_diffusion.experiments import builtin
+    from crepe_diffusion.presets import builtin
     from crepe_diffusion.run import Run
     from crepe_diffusion.run.config import read_toml
 
@@ -218,10 +218,10 @@ def _report(given: argparse.Namespace) -> int:
 
 
 def _compare(given: argparse.Namespace) -> int:
-    from crepe_diffusion.run import RunData
-    from crepe_diffusion.run.report import write_comparison
+    from crepe_diffusion.report import write_comparison
+    from crepe_diffusion.run import read_run
 
-    print(write_comparison([RunData.read(folder) for folder in given.folders], given.out))
+    print(write_comparison([read_run(folder) for folder in given.folders], given.out))
     return FINISHED
 
 
@@ -237,7 +237,7 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _list(given: argparse.Namespace) -> int:
-    from crepe_diffusion.experiments import builtin
+    from crepe_diffusion.presets import builtin
 
     names = [name.replace("_", "-") for name in builtin.__all__]
     for name in names:
@@ -250,15 +250,15 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _write_report(folder: Path, path: Path, quiet: bool) -> Path | None:
-    from crepe_diffusion.run import RunData
 
     try:
-        from crepe_diffusion.run.report import write_report
+        from crepe_diffusion.report import write_report
+        from crepe_diffusion.run import read_run
     except ImportError as error:
         if not quiet:
             print(f"no report: {error}; pip install 'crepe-diffusion[plots]'", file=sys.stderr)
         return None
-    return Path(write_report(RunData.read(folder), path))
+    return Path(write_report(read_run(folder), path))
 
 
 def _free(folder: Path) -> Path:

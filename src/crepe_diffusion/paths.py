@@ -15,9 +15,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from crepe_diffusion.processes import Law, View
+from crepe_diffusion.evaluate import Evaluator
+from crepe_diffusion.processes import Coefficients, Evaluation
 from crepe_diffusion.random import Stream
-from crepe_diffusion.targets import Evaluator
 
 __all__ = ["Path", "log_work", "walk"]
 
@@ -27,23 +27,23 @@ class Path:
     """Where a walk of each row ended, and what is needed to judge it."""
 
     x: Shaped[Tensor, "rows *event"]
-    view: View
+    seen: Evaluation
     reward_s: Float[Tensor, " rows"]
     reward_t: Float[Tensor, " rows"]
     models: Float[Tensor, "models rows"]
     proposal: Float[Tensor, " rows"]
 
 
-def log_work(path: Path, law: Law) -> Float[Tensor, " rows"]:
+def log_work(path: Path, coefficients: Coefficients) -> Float[Tensor, " rows"]:
     """The log-work of each path; the only place where these four terms meet."""
-    c = torch.tensor(law.exponents, dtype=torch.float64, device=path.models.device)
+    c = torch.tensor(coefficients.target, dtype=torch.float64, device=path.models.device)
     return path.reward_s - path.reward_t + c @ path.models - path.proposal
 
 
 def walk(
     evaluate: Evaluator,
     x: Shaped[Tensor, "rows *event"],
-    view: View,
+    seen: Evaluation,
     index: Int[Tensor, " rows"],
     direction: Int[Tensor, " rows"],
     n_steps: int,
@@ -56,28 +56,28 @@ def walk(
     `index` counts times of the ladder. Costs `n_steps` evaluations a row, one batch per step. A row whose path met a
     prediction that is not finite gets a log-work of NaN, which every kernel rejects.
     """
-    times, law, process = evaluate.ladder.times.to(x.device), evaluate.law, evaluate.process
+    times, coefficients, process = evaluate.ladder.times.to(x.device), evaluate.coefficients, evaluate.process
     up, moving = direction > 0, direction != 0
-    start_reward = view.reward
-    models = torch.zeros(len(law.exponents), len(x), dtype=torch.float64, device=x.device)
+    start_reward = seen.reward
+    models = torch.zeros(len(coefficients.target), len(x), dtype=torch.float64, device=x.device)
     proposal = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for k in range(n_steps):
         s, t = times[index + direction.clamp(max=0)], times[index + direction.clamp(min=0)]
         index = index + direction
-        x_new = process.walk(x, view, s, t, up, stream.at(k), law)
+        x_new = process.step(x, seen, s, t, up, stream.at(k), coefficients)
         last = k == n_steps - 1
-        view_new = evaluate(x_new, times[index], rewards=last and end_rewards)
-        step_models, step_proposal = process.step_ratios(x, x_new, view, view_new, s, t, up, law)
+        seen_new = evaluate(x_new, times[index], rewards=last and end_rewards)
+        step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, up, coefficients)
         if not last:
-            step_models = step_models.where(view_new.possible, torch.nan)
+            step_models = step_models.where(seen_new.possible, torch.nan)
         models = models + step_models.where(moving, 0.0)
         proposal = proposal + step_proposal.where(moving, 0.0)
-        x, view = x_new, view_new
+        x, seen = x_new, seen_new
     return Path(
         x=x,
-        view=view,
-        reward_s=torch.where(up, start_reward, view.reward),
-        reward_t=torch.where(up, view.reward, start_reward),
+        seen=seen,
+        reward_s=torch.where(up, start_reward, seen.reward),
+        reward_t=torch.where(up, seen.reward, start_reward),
         models=models,
         proposal=proposal,
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["Ladder", "Matched", "anneal", "ladder"]
+__all__ = ["Ladder", "anneal", "interpolate", "ladder"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Ladder:
     def progress(self, t: Tensor) -> Tensor:
         """The share of the way from the noise end (0) to the data end (1), along the first ladder's index."""
         assert self.origin is not None
-        return 1 - _interpolate(t, self.origin) / (len(self.origin) - 1)
+        return 1 - interpolate(t, self.origin) / (len(self.origin) - 1)
 
     def moved(self, positions: Tensor, substeps: int | None = None) -> Ladder:
         """The ladder whose levels stand at these fractional positions of this one's time index."""
@@ -92,7 +92,7 @@ class Ladder:
         return cls(state["times"], int(state["substeps"]), tuple(state["finish"].tolist()), state["origin"])
 
 
-def _interpolate(t: Tensor, grid: Tensor) -> Tensor:
+def interpolate(t: Tensor, grid: Tensor) -> Tensor:
     """Fractional index of t in an increasing grid, linear between entries, clamped at the ends."""
     grid = grid.to(t)
     high = torch.searchsorted(grid, t.contiguous()).clamp(1, len(grid) - 1)
@@ -165,38 +165,6 @@ def _cut(times: Tensor, substeps: int, n_finish: int) -> Ladder:
     return Ladder(times[n_finish:], substeps, tuple(times[:n_finish].flip(0).tolist()))
 
 
-@dataclass(frozen=True)
-class Matched:
-    """`gamma(t) = w^2 / (w^2 + V_t - V_first)`, a function of time rather than of the ladder's index.
-
-    If x_0 given x_t were Gaussian of variance V_t around its prediction, a squared error of width w would have the
-    expected weight `N(z; 0, w^2 + V_t)`: the annealed reward is then nearly what the final one will turn out to be.
-
-    >>> gamma = Matched(0.1, torch.tensor([0.01, 1.0]), torch.tensor([0.0, 0.99]))
-    >>> [round(g, 6) for g in gamma(torch.tensor([0.01, 1.0])).tolist()]
-    [1.0, 0.01]
-    """
-
-    width: float
-    times: Tensor
-    variances: Tensor
-
-    def __post_init__(self) -> None:
-        if not self.width > 0:
-            raise InputError(f"the width of a squared error must be positive, got {self.width!r}")
-        t, v = self.times, self.variances
-        rising = t.ndim == 1 and len(t) > 1 and t[0] > 0 and bool((t.diff() > 0).all())
-        if not rising or t.shape != v.shape or not (v >= 0).all():
-            raise InputError("matched annealing needs two or more increasing times > 0 with one variance >= 0 each")
-
-    def __call__(self, t: Tensor) -> Tensor:
-        i = _interpolate(t.log(), self.times.log())
-        low = i.floor().clamp(max=len(self.times) - 2).long()
-        v = self.variances.to(t)
-        more = torch.lerp(v[low], v[low + 1], i - low) - v[0]
-        return self.width**2 / (self.width**2 + more.clamp(min=0))
-
-
 class anneal:
     """Reward annealing `gamma(u)`, where u runs from 0 at the noise end to 1 at the data end."""
 
@@ -211,14 +179,6 @@ class anneal:
             raise InputError(f"need exponent > 0 and 0 <= floor < 1, got {exponent!r} and {floor!r}")
         start = floor ** (1 / exponent)
         return lambda u: (start + (1 - start) * u) ** exponent
-
-    @staticmethod
-    def matched(width: float, times: Tensor, variances: Tensor) -> Matched:
-        """For a squared error `-z^2 / (2 width^2)`: as sharp at each time as predictions are.
-
-        `variances` says how far z may still move from what is predicted at each of the `times`. See `Matched`.
-        """
-        return Matched(width, times, variances)
 
     @staticmethod
     def linear() -> Callable[[Tensor], Tensor]:

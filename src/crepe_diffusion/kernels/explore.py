@@ -2,18 +2,19 @@
 
 Langevin     x' = x + h grad log pi_t + sqrt(2 h) xi,   h = t (t - t_below)       approximate
 Bounce       up a little, down again, accepted with log_work(down) - log_work(up)  as exact as log_work
-Metropolis   one token at a time with the density ratios of the target             exact for exact ratios
+SingleToken   one token at a time with the density ratios of the target             exact for exact ratios
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_work, walk
@@ -21,9 +22,8 @@ from crepe_diffusion.processes.base import rows_like
 from crepe_diffusion.processes.discrete import Discrete, Euler
 from crepe_diffusion.processes.gaussian import GaussianProcess
 from crepe_diffusion.random import Stream
-from crepe_diffusion.targets import Evaluator
 
-__all__ = ["Bounce", "Explorer", "Langevin", "Metropolis"]
+__all__ = ["Bounce", "Explorer", "Langevin", "SingleToken", "Starter"]
 
 
 class Explorer(Protocol):
@@ -38,6 +38,14 @@ class Explorer(Protocol):
         """Refuse a target that this explorer cannot serve."""
 
 
+@runtime_checkable
+class Starter(Protocol):
+    """An explorer that also has a better place to start from than plain denoising."""
+
+    def begin(self, evaluate: Evaluator, n_chains: int, stream: Stream) -> tuple[Tensor, int]:
+        """One point per chain, (chains, *event), and the level it belongs to."""
+
+
 @dataclass(frozen=True)
 class Langevin:
     """The paper's corrector, unadjusted: `scale` multiplies its step. One evaluation a row.
@@ -49,10 +57,10 @@ class Langevin:
 
     def check(self, evaluate: Evaluator) -> None:
         if not isinstance(evaluate.process.kernels, GaussianProcess):
-            raise InputError("Langevin exploration is for Gaussian diffusions; use Bounce or Metropolis")
+            raise InputError("Langevin exploration is for Gaussian diffusions; use Bounce or SingleToken")
         if not evaluate.has_gradients:
             raise InputError('Langevin exploration needs rewards with guidance="gradient"; use Bounce for the others')
-        if evaluate.law.steering != evaluate.law.exponents:
+        if evaluate.coefficients.proposal != evaluate.coefficients.target:
             raise InputError("Langevin exploration follows the target's score, but the proposal has other exponents")
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
@@ -64,7 +72,7 @@ class Langevin:
         t = times[level * evaluate.ladder.substeps]
         h = (self.scale * t * (t - below)).to(state.x.dtype)
         noise = process.project(stream.normal(tuple(state.x.shape), dtype=state.x.dtype, device=state.x.device))
-        drift = process.project(state.view.steer)
+        drift = process.project(state.seen.drift)
         x = state.x + rows_like(h, drift) * drift + rows_like((2 * h).sqrt(), noise) * noise
         return State(x, evaluate(x, t), state.level), torch.ones_like(level, dtype=torch.bool)
 
@@ -90,17 +98,17 @@ class Bounce:
         level = state.level.flatten()
         rises = (level < state.n_levels - 1).long()
         index = level * evaluate.ladder.substeps
-        up = walk(evaluate, state.x, state.view, index, rises, self.n_steps, stream.at("up"), end_rewards=False)
-        down = walk(evaluate, up.x, up.view, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down"))
-        log_alpha = log_work(down, evaluate.law) - log_work(up, evaluate.law)
-        log_alpha = log_alpha.where(state.view.possible, torch.inf)  # nothing to balance where the target has no weight
+        up = walk(evaluate, state.x, state.seen, index, rises, self.n_steps, stream.at("up"), end_rewards=False)
+        down = walk(evaluate, up.x, up.seen, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down"))
+        log_alpha = log_work(down, evaluate.coefficients) - log_work(up, evaluate.coefficients)
+        log_alpha = log_alpha.where(state.seen.possible, torch.inf)  # nothing to balance where the target has no weight
         accepted = self.accept(log_alpha.where(rises > 0, -torch.inf), stream.at("accept"))
-        x, view = state.take(accepted, down.x, down.view)
-        return State(x, view, state.level), accepted
+        x, seen = state.take(accepted, down.x, down.seen)
+        return State(x, seen, state.level), accepted
 
 
 @dataclass(frozen=True)
-class Metropolis:
+class SingleToken:
     """Metropolis-Hastings for discrete states: `n_moves` single-token proposals, one evaluation a row each."""
 
     n_moves: int = 1
@@ -116,16 +124,16 @@ class Metropolis:
         process = evaluate.process.kernels
         assert isinstance(process, Discrete)
         t = evaluate.ladder.levels[state.level.flatten()]
-        c = torch.tensor(evaluate.law.exponents, dtype=torch.float64)
+        c = torch.tensor(evaluate.coefficients.target, dtype=torch.float64)
         moved = torch.zeros(len(t), dtype=torch.bool)
         for i in range(self.n_moves):
             branch = stream.at(i)
-            y, position, token = process.local_move(state.x, state.view.steer, t, branch)
-            view = evaluate(y, t)
-            models, log_q = process.local_log_ratios(state.x, y, state.view, view, t, position, token)
-            log_alpha = c @ models + view.reward - state.view.reward - log_q
+            y, position, token = process.local_move(state.x, state.seen.drift, t, branch)
+            seen = evaluate(y, t)
+            models, log_q = process.local_log_ratios(state.x, y, state.seen, seen, t, position, token)
+            log_alpha = c @ models + seen.reward - state.seen.reward - log_q
             accepted = self.accept(log_alpha, branch.at("accept"))
             moved = moved | accepted
-            x, view = state.take(accepted, y, view)
-            state = State(x, view, state.level)
+            x, seen = state.take(accepted, y, seen)
+            state = State(x, seen, state.level)
         return state, moved

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from crepe_diffusion.processes import View
+from crepe_diffusion.processes import Evaluation
 
 __all__ = ["State"]
 
@@ -17,11 +17,11 @@ __all__ = ["State"]
 class State:
     """All replicas of all chains; rows run over chains, then replicas.
 
-    `x` is (chains * replicas, *event) with the `view` that belongs to it, `level` is (chains, replicas).
+    `x` is (chains * replicas, *event) with the `seen` that belongs to it, `level` is (chains, replicas).
     """
 
     x: Shaped[Tensor, "rows *event"]
-    view: View
+    seen: Evaluation
     level: Int[Tensor, "chains replicas"]
 
     @property
@@ -49,13 +49,13 @@ class State:
         """Values given as (chains, levels) handed back to the rows that stand there."""
         return values.gather(1, self.level).flatten()
 
-    def take(self, chosen: Tensor, x: Tensor, view: View) -> tuple[Tensor, View]:
-        """A new point with its own view where chosen, the present ones elsewhere.
+    def take(self, chosen: Tensor, x: Tensor, seen: Evaluation) -> tuple[Tensor, Evaluation]:
+        """A new point with its own seen where chosen, the present ones elsewhere.
 
         The new tensors are overwritten: a proposal belongs to nobody else, and only rejected rows are copied.
         """
         kept = (~chosen).nonzero()[:, 0]
-        news = (x, *view.predictions, view.steer, view.reward)
-        for new, old in zip(news, (self.x, *self.view.predictions, self.view.steer, self.view.reward), strict=True):
+        news = (x, *seen.predictions, seen.drift, seen.reward)
+        for new, old in zip(news, (self.x, *self.seen.predictions, self.seen.drift, self.seen.reward), strict=True):
             new.index_copy_(0, kept, old.index_select(0, kept))
-        return x, view
+        return x, seen

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.random import Stream
-from crepe_diffusion.targets import Evaluator
 
 __all__ = ["Accept", "Swaps", "directions", "metropolis", "swap"]
 
@@ -63,11 +63,11 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
     direction = directions(state.level, n, levels)
     rows = direction.flatten()
     x = _refresh(state, evaluate, rows, stream.at("noise"))
-    path = walk(evaluate, x, state.view, state.level.flatten() * k, rows, k, stream.at("walk"))
+    path = walk(evaluate, x, state.seen, state.level.flatten() * k, rows, k, stream.at("walk"))
 
-    work = state.by_level(log_work(path, evaluate.law).where(rows != 0, torch.nan))
+    work = state.by_level(log_work(path, evaluate.coefficients).where(rows != 0, torch.nan))
     active = (torch.arange(1, levels, device=work.device) - n) % 2 == 0
-    before, after = state.by_level(state.view.possible), state.by_level(path.view.possible)
+    before, after = state.by_level(state.seen.possible), state.by_level(path.seen.possible)
     log_alpha = _leave(work[:, 1:] - work[:, :-1], before, after)
     accepted = accept(log_alpha, stream.at("accept")) & active
 
@@ -75,10 +75,10 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
     lower = torch.cat([accepted, torch.zeros_like(accepted[:, :1])], dim=1)
     upper = torch.cat([torch.zeros_like(accepted[:, :1]), accepted], dim=1)
     moved = state.to_rows(lower | upper)
-    idle = (rows == 0) & path.view.possible  # the noise end is not redrawn outside the support
-    x, view = state.take(moved | idle, path.x, path.view)
+    idle = (rows == 0) & path.seen.possible  # the noise end is not redrawn outside the support
+    x, seen = state.take(moved | idle, path.x, path.seen)
     level = state.level + torch.where(moved.reshape(state.level.shape), direction, 0)
-    return State(x, view, level), Swaps(work.where(before, -torch.inf), accepted, active)
+    return State(x, seen, level), Swaps(work.where(before, -torch.inf), accepted, active)
 
 
 def _leave(log_alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.processes import FisherTable, Gaussian, Masked, Process, Uniform
+from crepe_diffusion.processes import Gaussian, Masked, Process, Uniform
 from crepe_diffusion.processes.base import check_choice
-from crepe_diffusion.processes.gaussian import GaussianProcess
 
 if TYPE_CHECKING:
     from crepe_diffusion.targets import Target
 
-__all__ = ["Denoiser", "Model", "Segments", "TokenModel"]
+__all__ = ["Denoiser", "Model", "TokenModel"]
 
 
 class Model(ABC):
@@ -165,42 +163,3 @@ class TokenModel(_Wrapped):
 
     def process(self) -> Process:
         return self._process
-
-
-class Segments(Model):
-    """`n` independent copies of a model side by side: the event gets a leading segment axis.
-
-    A reward then couples the segments (trajectory stitching). One event costs `n` network rows.
-    """
-
-    def __init__(self, model: Model, n: int):
-        if int(n) != n or n < 1:
-            raise InputError(f"the number of segments must be a positive integer, got {n!r}")
-        self.model, self.n = model, int(n)
-        self.event_shape = (self.n, *model.event_shape)
-        self.dtype = model.dtype
-        self.network_rows = self.n * model.network_rows
-
-    def process(self) -> Process:
-        """The model's own, with its axes moved behind the segment axis and its measurements repeated along it."""
-        process = self.model.process()
-        if isinstance(process, GaussianProcess) and process.zero_mean is not None:
-            process = replace(process, zero_mean=process.zero_mean + 1)
-        if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
-            process = replace(process, information=process.information.tiled(self.n))
-        return process
-
-    @property
-    def network(self) -> Hashable:
-        return ("segments", self.n, self.model.network)
-
-    def predict(self, x: Tensor, t: Tensor) -> Tensor:
-        return self.predict_together([self], x, t)[0]
-
-    def predict_together(self, models: Sequence[Model], x: Tensor, t: Tensor) -> list[Tensor]:
-        inner = [m.model for m in models]  # type: ignore[attr-defined]
-        out = self.model.predict_together(inner, x.flatten(0, 1), t.repeat_interleave(self.n))
-        return [p.reshape(len(x), self.n, *p.shape[1:]) for p in out]
-
-    def rows_together(self, models: Sequence[Model]) -> int:
-        return self.n * self.model.rows_together([m.model for m in models])  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.random import Stream
 
-__all__ = ["IMPOSSIBLE", "Law", "Process", "View", "block_rows", "check_choice", "rows_like"]
+__all__ = ["IMPOSSIBLE", "Coefficients", "Evaluation", "Process", "block_rows", "check_choice", "rows_like"]
 
 
 IMPOSSIBLE = -1e12
@@ -27,25 +27,25 @@ IMPOSSIBLE = -1e12
 
 
 @dataclass(frozen=True)
-class Law:
-    """The numbers that tell the target (exponents c_j) and its proposal (c'_j, k_up, k_down) apart."""
+class Coefficients:
+    """The exponents c_j of the target and c'_j of its proposal, and how far the proposal follows its drift each way."""
 
-    exponents: tuple[float, ...]
-    steering: tuple[float, ...]
+    target: tuple[float, ...]
+    proposal: tuple[float, ...]
     k_up: float
     k_down: float
 
     @property
     def total(self) -> float:
-        return sum(self.exponents)
+        return sum(self.target)
 
 
 @dataclass(frozen=True)
-class View:
-    """What is known of a point at its time: the prediction of each model, where the proposal steers, r_t(x)."""
+class Evaluation:
+    """What is known of a point at its time: the prediction of each model, the proposal's drift, r_t(x)."""
 
     predictions: tuple[Shaped[Tensor, "rows ..."], ...]
-    steer: Shaped[Tensor, "rows ..."]
+    drift: Shaped[Tensor, "rows ..."]
     reward: Float[Tensor, " rows"]
 
     @property
@@ -53,19 +53,19 @@ class View:
         """Rows that the target gives any weight at all, (rows,)."""
         return self.reward > IMPOSSIBLE / 2
 
-    def rows(self, index: Tensor) -> View:
-        return View(
+    def rows(self, index: Tensor) -> Evaluation:
+        return Evaluation(
             tuple(p.index_select(0, index) for p in self.predictions),
-            self.steer.index_select(0, index),
+            self.drift.index_select(0, index),
             self.reward.index_select(0, index),
         )
 
     @staticmethod
-    def cat(views: list[View]) -> View:
-        return View(
-            tuple(torch.cat(p) for p in zip(*(v.predictions for v in views), strict=True)),
-            torch.cat([v.steer for v in views]),
-            torch.cat([v.reward for v in views]),
+    def cat(evaluations: list[Evaluation]) -> Evaluation:
+        return Evaluation(
+            tuple(torch.cat(p) for p in zip(*(v.predictions for v in evaluations), strict=True)),
+            torch.cat([v.drift for v in evaluations]),
+            torch.cat([v.reward for v in evaluations]),
         )
 
 
@@ -92,45 +92,64 @@ class Process(ABC):
         return self
 
     @abstractmethod
-    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """Draws from the law at the noise end, one per row of `like`."""
 
     @abstractmethod
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+    def drift(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
+    ) -> Tensor:
         """Where the proposal wants to go from x: a score, or log-probabilities of tokens."""
 
     @abstractmethod
-    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
+    def step(
+        self, x: Tensor, seen: Evaluation, s: Tensor, t: Tensor, up: Tensor, stream: Stream, coefficients: Coefficients
+    ) -> Tensor:
         """Draw the other end of a step from the proposal: x_t where `up`, x_s elsewhere; s = t stays put."""
 
     @abstractmethod
     def log_ratios(
-        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
+        self,
+        x_s: Tensor,
+        x_t: Tensor,
+        at_s: Evaluation,
+        at_t: Evaluation,
+        s: Tensor,
+        t: Tensor,
+        coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
         """`L_j` as (models, rows) and `L_Q` as (rows,), summed over the event; `at_s` may come without predictions."""
 
     def step_ratios(
-        self, x: Tensor, x_new: Tensor, view: View, view_new: View, s: Tensor, t: Tensor, up: Tensor, law: Law
+        self,
+        x: Tensor,
+        x_new: Tensor,
+        seen: Evaluation,
+        seen_new: Evaluation,
+        s: Tensor,
+        t: Tensor,
+        up: Tensor,
+        coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
         """`log_ratios` of a step from x to x_new, which rose where `up` and fell elsewhere."""
-        models = torch.empty(len(view.predictions), len(x), dtype=torch.float64, device=x.device)
+        models = torch.empty(len(seen.predictions), len(x), dtype=torch.float64, device=x.device)
         proposal = torch.empty(len(x), dtype=torch.float64, device=x.device)
         for rising in (True, False):
-            clean, noisy = ((x, view), (x_new, view_new)) if rising else ((x_new, view_new), (x, view))
+            clean, noisy = ((x, seen), (x_new, seen_new)) if rising else ((x_new, seen_new), (x, seen))
             chosen = (up == rising).nonzero()[:, 0]
-            for rows in chosen.split(block_rows(view.steer)) if len(chosen) else ():
-                at_s = View((), clean[1].steer.index_select(0, rows), clean[1].reward[rows])
+            for rows in chosen.split(block_rows(seen.drift)) if len(chosen) else ():
+                at_s = Evaluation((), clean[1].drift.index_select(0, rows), clean[1].reward[rows])
                 x_s, x_t = clean[0].index_select(0, rows), noisy[0].index_select(0, rows)
                 models[:, rows], proposal[rows] = self.log_ratios(
-                    x_s, x_t, at_s, noisy[1].rows(rows), s[rows], t[rows], law
+                    x_s, x_t, at_s, noisy[1].rows(rows), s[rows], t[rows], coefficients
                 )
         return models, proposal
 
     @abstractmethod
-    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
         """E[x_0 | x_t = x] of the combined models: what a reward on predictions sees."""
 
-    def pull_back(self, g: Tensor, t: Tensor, law: Law) -> Tensor:
+    def pull_back(self, g: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
         """A gradient in E[x_0 | x] as one in x, by what stands in for the Jacobian where the network is not asked."""
         return g
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.processes.base import Law, Process, View, rows_like
+from crepe_diffusion.processes.base import Coefficients, Evaluation, Process, rows_like
 from crepe_diffusion.random import Stream
 
 __all__ = ["Discrete", "Euler", "Masked", "Uniform"]
@@ -74,12 +74,12 @@ class Discrete(Process):
         """Concrete scores: log p_t(x with position i set to v) / p_t(x), for each v that one jump can reach."""
 
     @abstractmethod
-    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Propose one token change: the new state, the position, and the token that one end has and the other lacks."""
 
     @abstractmethod
     def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
     ) -> tuple[Tensor, Tensor]:
         """log p_j,t(y) / p_j,t(x) as (models, rows), and log of forward over backward proposal probability."""
 
@@ -96,24 +96,26 @@ class Discrete(Process):
             return x
         return torch.where(self.free(x), x, self.prompt.to(x.device).expand_as(x))
 
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+    def drift(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
+    ) -> Tensor:
         """Tokens from the normalised product `prod_j p_j^{c'_j}`."""
-        return torch.log_softmax(_combined(predictions, law.steering), dim=-1)
+        return torch.log_softmax(_combined(predictions, coefficients.proposal), dim=-1)
 
-    def walk(
+    def step(
         self,
         x: Shaped[Tensor, "rows *event"],
-        view: View,
+        seen: Evaluation,
         s: Float[Tensor, " rows"],
         t: Float[Tensor, " rows"],
         up: Bool[Tensor, " rows"],
         stream: Stream,
-        law: Law,
+        coefficients: Coefficients,
     ) -> Shaped[Tensor, "rows *event"]:
         log_probs = torch.where(
             rows_like(up, x)[..., None],
             self.noising(x, s, t),
-            self.denoising(x, view.steer.to(torch.float64), s, t),
+            self.denoising(x, seen.drift.to(torch.float64), s, t),
         )
         still = (rows_like(s == t, x) | ~self.free(x))[..., None]
         log_probs = torch.where(still, self._stay(x), log_probs)
@@ -123,11 +125,11 @@ class Discrete(Process):
         self,
         x_s: Shaped[Tensor, "rows *event"],
         x_t: Shaped[Tensor, "rows *event"],
-        at_s: View,
-        at_t: View,
+        at_s: Evaluation,
+        at_t: Evaluation,
         s: Float[Tensor, " rows"],
         t: Float[Tensor, " rows"],
-        law: Law,
+        coefficients: Coefficients,
     ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         free = self.free(x_s)
 
@@ -135,11 +137,11 @@ class Discrete(Process):
             each = self.log_ratio(x_s, x_t, log_p.to(torch.float64), s, t)
             return torch.where(free, each, 0.0).flatten(1).sum(1)
 
-        return torch.stack([total(p) for p in at_t.predictions]), total(at_t.steer)
+        return torch.stack([total(p) for p in at_t.predictions]), total(at_t.drift)
 
-    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
         """Probabilities of each token, `(rows, *event, V)`; one-hot where the token is known."""
-        weights = tuple(c / law.total for c in law.exponents)
+        weights = tuple(c / coefficients.total for c in coefficients.target)
         p = torch.softmax(_combined(predictions, weights), dim=-1)
         known = ~self.free(x) | self.known(x, t)
         exact = one_hot(x.clamp(max=self.vocab_size - 1), self.vocab_size).to(p.dtype)
@@ -196,7 +198,7 @@ class Masked(Discrete):
     def mask(self) -> int:
         return self.vocab_size
 
-    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         return self.with_prompt(torch.full_like(like, self.mask))
 
     def known(self, x: Tensor, t: Tensor) -> Tensor:
@@ -231,13 +233,13 @@ class Masked(Discrete):
         score = torch.cat([score, torch.full_like(score[..., :1], LOG_ZERO)], dim=-1)
         return torch.where((x == self.mask)[..., None], score, torch.full_like(score, LOG_ZERO))
 
-    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """At a random position, mask a token or reveal one from the proposal's own prediction."""
         position = _position(x, self.free(x), stream.at("position"))
         flat = x.flatten(1)
         here = flat.gather(1, position[:, None])[:, 0]
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
-        log_q = steer.flatten(1, -2).gather(1, at)[:, 0].to(torch.float64)
+        log_q = drift.flatten(1, -2).gather(1, at)[:, 0].to(torch.float64)
         mask_only = torch.full_like(log_q[:, :1], LOG_ZERO)
         to_token = torch.cat([log_q, mask_only], dim=-1)
         to_mask = torch.cat([torch.full_like(log_q, LOG_ZERO), torch.zeros_like(mask_only)], dim=-1)
@@ -246,7 +248,7 @@ class Masked(Discrete):
         return y, position, torch.where(here == self.mask, new, here)
 
     def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
     ) -> tuple[Tensor, Tensor]:
         """`p_t(v) / p_t(mask) = p(v) a / (1 - a)`, read off the prediction of the end that is masked there."""
         reveals = x.flatten(1).gather(1, position[:, None])[:, 0] == self.mask
@@ -261,7 +263,7 @@ class Masked(Discrete):
         models = torch.stack(
             [sign * (log_p_token(a, b) + odds) for a, b in zip(at_x.predictions, at_y.predictions, strict=True)]
         )
-        return models, sign * log_p_token(at_x.steer, at_y.steer)
+        return models, sign * log_p_token(at_x.drift, at_y.drift)
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,7 @@ class Uniform(Discrete):
     def n_states(self) -> int:
         return self.vocab_size
 
-    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         flat = torch.zeros(*like.shape, self.vocab_size, dtype=torch.float64, device=like.device)
         frozen = ~self.free(like)
         if frozen.any():
@@ -308,7 +310,7 @@ class Uniform(Discrete):
         score = self._log_marginal(self._log_w(x, log_p, t), t, x)
         return torch.where(one_hot(x, self.vocab_size).bool(), LOG_ZERO, score)
 
-    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """At a random position, another token, uniformly."""
         position = _position(x, self.free(x), stream.at("position"))
         flat = x.flatten(1)
@@ -318,7 +320,7 @@ class Uniform(Discrete):
         return flat.scatter(1, position[:, None], token[:, None]).reshape(x.shape), position, token
 
     def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The concrete score at x says it all; the proposal is symmetric."""
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
@@ -354,17 +356,19 @@ class Euler(Discrete):
     def n_states(self) -> int:
         return self.base.n_states
 
-    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
-        return self.base.noise(stream, like, t, law)
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
+        return self.base.noise(stream, like, t, coefficients)
 
     def known(self, x: Tensor, t: Tensor) -> Tensor:
         return self.base.known(x, t)
 
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+    def drift(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
+    ) -> Tensor:
         """log prod_j score_j^{c'_j}, over the states that one jump can reach."""
         t = t.clamp(max=1 - 1e-6)
         scores = tuple(self.base.log_concrete(x, p.to(torch.float64), t) for p in predictions)
-        return _combined(scores, law.steering)
+        return _combined(scores, coefficients.proposal)
 
     def _jump(self, x: Tensor, log_rates: Tensor) -> Tensor:
         """Jump probabilities with what is left on staying, clipped and normalised."""
@@ -397,23 +401,23 @@ class Euler(Discrete):
         self,
         x_s: Shaped[Tensor, "rows *event"],
         x_t: Shaped[Tensor, "rows *event"],
-        at_s: View,
-        at_t: View,
+        at_s: Evaluation,
+        at_t: Evaluation,
         s: Float[Tensor, " rows"],
         t: Float[Tensor, " rows"],
-        law: Law,
+        coefficients: Coefficients,
     ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         clipped = t.clamp(max=1 - 1e-6)
         scores = tuple(self.base.log_concrete(x_t, p.to(torch.float64), clipped) for p in at_t.predictions)
-        return super().log_ratios(x_s, x_t, at_s, View(scores, at_t.steer, at_t.reward), s, t, law)
+        return super().log_ratios(x_s, x_t, at_s, Evaluation(scores, at_t.drift, at_t.reward), s, t, coefficients)
 
     def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         return self.base.log_concrete(x, log_p, t)
 
-    def local_move(self, x: Tensor, steer: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
 
     def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: View, at_y: View, t: Tensor, position: Tensor, token: Tensor
+        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
     ) -> tuple[Tensor, Tensor]:
         raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.processes.base import Law, Process, View, block_rows, rows_like
+from crepe_diffusion.processes.base import Coefficients, Evaluation, Process, block_rows, rows_like
 from crepe_diffusion.random import Stream
 
 __all__ = ["EulerMaruyama", "FisherTable", "Gaussian", "GaussianData", "GaussianProcess", "score_of"]
@@ -161,54 +161,58 @@ class GaussianProcess(Process):
         """Denoising variance of each model, (models, rows, 1 or coordinates)."""
 
     @abstractmethod
-    def _proposal_variance(self, s: Tensor, t: Tensor, law: Law) -> Tensor:
+    def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
         """Denoising variance of the proposal, (rows, 1 or coordinates)."""
 
     def _correction(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor | None:
         """Added to every log-ratio; zero unless a reference process is used."""
         return None
 
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
+    def drift(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
+    ) -> Tensor:
         """`S = sum_j c'_j score_j + guidance`."""
-        total = sum(law.steering)
+        total = sum(coefficients.proposal)
         first, *others = predictions
-        mixed = first - x if law.steering == (1.0,) else (first * law.steering[0]).sub_(x, alpha=total)
-        for c, prediction in zip(law.steering[1:], others, strict=True):
+        mixed = (
+            first - x if coefficients.proposal == (1.0,) else (first * coefficients.proposal[0]).sub_(x, alpha=total)
+        )
+        for c, prediction in zip(coefficients.proposal[1:], others, strict=True):
             mixed = mixed.add_(prediction, alpha=c)
         s = mixed.mul_(rows_like(1 / (t * t), x).to(x.dtype))
         return s if guidance is None else s.add_(guidance)
 
-    def walk(
+    def step(
         self,
         x: Shaped[Tensor, "rows *event"],
-        view: View,
+        seen: Evaluation,
         s: Float[Tensor, " rows"],
         t: Float[Tensor, " rows"],
         up: Bool[Tensor, " rows"],
         stream: Stream,
-        law: Law,
+        coefficients: Coefficients,
     ) -> Shaped[Tensor, "rows *event"]:
         """One draw serves both directions: only the gain and the variance differ between rows."""
         out = torch.empty_like(x)
         size = block_rows(x)
         for rows in (slice(i, i + size) for i in range(0, len(x), size)):
             s_, t_, rises = s[rows], t[rows], up[rows, None]
-            gain = torch.where(rises, law.k_up * self._up(s_, t_), law.k_down * self._down(s_, t_))
-            variance = torch.where(rises, self._up(s_, t_), self._proposal_variance(s_, t_, law))
+            gain = torch.where(rises, coefficients.k_up * self._up(s_, t_), coefficients.k_down * self._down(s_, t_))
+            variance = torch.where(rises, self._up(s_, t_), self._proposal_variance(s_, t_, coefficients))
             noise = self._scaled_noise(stream, x[rows], variance, rows.start)
             push = rows_like(gain[:, 0], x).to(x.dtype)
-            torch.add(noise.addcmul_(push, self.project(view.steer[rows])), x[rows], out=out[rows])
+            torch.add(noise.addcmul_(push, self.project(seen.drift[rows])), x[rows], out=out[rows])
         return out
 
     def log_ratios(
         self,
         x_s: Shaped[Tensor, "rows *event"],
         x_t: Shaped[Tensor, "rows *event"],
-        at_s: View,
-        at_t: View,
+        at_s: Evaluation,
+        at_t: Evaluation,
         s: Float[Tensor, " rows"],
         t: Float[Tensor, " rows"],
-        law: Law,
+        coefficients: Coefficients,
     ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         n = self.dimension(x_s.shape[1:])
         up, down = self._up(s, t), self._down(s, t)
@@ -219,32 +223,32 @@ class GaussianProcess(Process):
         for prediction, v in zip(at_t.predictions, variances, strict=True):
             pull = self._in(self.project(prediction - x_t)) * (down / (t * t)[:, None]).to(x_s.dtype)
             models.append(_ratio(noising, pull.add_(gap), v, up, n))
-        v = self._proposal_variance(s, t, law)
-        if law.k_up:
-            push = self._in(self.project(at_s.steer)) * (-law.k_up * up).to(x_s.dtype)
+        v = self._proposal_variance(s, t, coefficients)
+        if coefficients.k_up:
+            push = self._in(self.project(at_s.drift)) * (-coefficients.k_up * up).to(x_s.dtype)
             noising = _quadratic(push.add_(gap), up)
-        pull = self._in(self.project(at_t.steer)) * (law.k_down * down).to(x_s.dtype)
+        pull = self._in(self.project(at_t.drift)) * (coefficients.k_down * down).to(x_s.dtype)
         proposal = _ratio(noising, pull.add_(gap), v, up, n)
         correction = self._correction(x_s, x_t, s, t)
         if correction is not None:
             return torch.stack(models) + correction, proposal + correction
         return torch.stack(models), proposal
 
-    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
         """`sum_j c_j D_j / C`: the prediction that belongs to the combined score at unit temperature."""
-        mixed = predictions[0] * (law.exponents[0] / law.total)
-        for c, prediction in zip(law.exponents[1:], predictions[1:], strict=True):
-            mixed = mixed + prediction * (c / law.total)
+        mixed = predictions[0] * (coefficients.target[0] / coefficients.total)
+        for c, prediction in zip(coefficients.target[1:], predictions[1:], strict=True):
+            mixed = mixed + prediction * (c / coefficients.total)
         return mixed
 
-    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """`N(mu, 1 / sum_j c_j I_j)`, which is `N(0, t^2 / C)` where the models' scale is not known."""
-        precision, mean = self._top(torch.tensor([t], dtype=torch.float64), law)
+        precision, mean = self._top(torch.tensor([t], dtype=torch.float64), coefficients)
         noise = self._scaled_noise(stream, like, (1 / precision).expand(len(like), -1))
         return noise + self._out(mean.to(like).expand(len(like), -1), like) if mean is not None else noise
 
-    def _top(self, t: Tensor, law: Law) -> tuple[Tensor, Tensor | None]:
-        return law.total / (t * t)[:, None], None
+    def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
+        return coefficients.total / (t * t)[:, None], None
 
 
 def _quadratic(z: Tensor, variance: Tensor) -> Tensor:
@@ -296,10 +300,10 @@ class Gaussian(GaussianProcess):
     def is_diagonal(self) -> bool:
         return self.variance == "fisher-diagonal"
 
-    def pull_back(self, g: Tensor, t: Tensor, law: Law) -> Tensor:
+    def pull_back(self, g: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
         """The Jacobian's mean over the data is `1 - t^2 I_t`, which the Fisher information gives for free."""
-        c = torch.tensor(law.exponents, dtype=t.dtype, device=t.device)[:, None, None] / law.total
-        mean = (1 - (c * self._scaled(t, len(law.exponents))).sum(0)).clamp(0, 1).to(g.dtype)
+        c = torch.tensor(coefficients.target, dtype=t.dtype, device=t.device)[:, None, None] / coefficients.total
+        mean = (1 - (c * self._scaled(t, len(coefficients.target))).sum(0)).clamp(0, 1).to(g.dtype)
         return g * rows_like(mean[:, 0], g) if mean.shape[1] == 1 else self._out(self._in(g) * mean, g)
 
     def posterior_variance(self, t: Tensor, event: tuple[int, ...]) -> Tensor:
@@ -327,22 +331,22 @@ class Gaussian(GaussianProcess):
         d, share = self._up(s, t), ((t - s) * (t + s) / (t * t))[:, None]
         return d * (1 - share * self._scaled(t, n_models))
 
-    def _proposal_variance(self, s: Tensor, t: Tensor, law: Law) -> Tensor:
+    def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
         # Reversing the upward kernel under pi gives the curvature (1 - 2 k_up) sum_j c_j I_j; no law that was
         # noised by t has more than 1/t^2 of it, which keeps the variance positive for any exponents.
-        c = torch.tensor(law.exponents, dtype=t.dtype, device=t.device)[:, None, None]
-        scaled = ((1 - 2 * law.k_up) * (c * self._scaled(t, len(law.exponents))).sum(0)).clamp(0, 1)
+        c = torch.tensor(coefficients.target, dtype=t.dtype, device=t.device)[:, None, None]
+        scaled = ((1 - 2 * coefficients.k_up) * (c * self._scaled(t, len(coefficients.target))).sum(0)).clamp(0, 1)
         d, share = self._up(s, t), ((t - s) * (t + s) / (t * t))[:, None]
         return d * (1 - share * scaled)
 
-    def _top(self, t: Tensor, law: Law) -> tuple[Tensor, Tensor | None]:
+    def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
         if not isinstance(self.information, FisherTable):
-            return super()._top(t, law)
-        c = torch.tensor(law.exponents, dtype=t.dtype)[:, None]
+            return super()._top(t, coefficients)
+        c = torch.tensor(coefficients.target, dtype=t.dtype)[:, None]
         information = c * self.information.scaled(t)[:, 0] / (t * t)
         precision = information.sum(0, keepdim=True)
         if (precision <= 0).any():
-            return super()._top(t, law)
+            return super()._top(t, coefficients)
         return precision, (information * self.information.mean.to(t)).sum(0, keepdim=True) / precision
 
 
@@ -371,7 +375,7 @@ class EulerMaruyama(GaussianProcess):
     def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
         return self._down(s, t).expand(n_models, -1, -1)
 
-    def _proposal_variance(self, s: Tensor, t: Tensor, law: Law) -> Tensor:
+    def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
         return self._down(s, t)
 
     def _correction(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor | None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crepe_diffusion.processes.base import Law, Process, View
+from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream
 
 __all__ = ["Oracle"]
@@ -39,25 +39,36 @@ class Oracle(Process):
         self.base.check_times(times)
 
     def log_ratios(
-        self, x_s: Tensor, x_t: Tensor, at_s: View, at_t: View, s: Tensor, t: Tensor, law: Law
+        self,
+        x_s: Tensor,
+        x_t: Tensor,
+        at_s: Evaluation,
+        at_t: Evaluation,
+        s: Tensor,
+        t: Tensor,
+        coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
-        _, proposal = self.base.log_ratios(x_s, x_t, at_s, at_t, s, t, law)
+        _, proposal = self.base.log_ratios(x_s, x_t, at_s, at_t, s, t, coefficients)
         return torch.stack([log_prob(x_s, s) - log_prob(x_t, t) for log_prob in self.log_probs]), proposal
 
-    def noise(self, stream: Stream, like: Tensor, t: float, law: Law) -> Tensor:
-        return self.base.noise(stream, like, t, law)
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
+        return self.base.noise(stream, like, t, coefficients)
 
-    def steer(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, law: Law) -> Tensor:
-        return self.base.steer(x, t, predictions, guidance, law)
+    def drift(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
+    ) -> Tensor:
+        return self.base.drift(x, t, predictions, guidance, coefficients)
 
-    def walk(self, x: Tensor, view: View, s: Tensor, t: Tensor, up: Tensor, stream: Stream, law: Law) -> Tensor:
-        return self.base.walk(x, view, s, t, up, stream, law)
+    def step(
+        self, x: Tensor, seen: Evaluation, s: Tensor, t: Tensor, up: Tensor, stream: Stream, coefficients: Coefficients
+    ) -> Tensor:
+        return self.base.step(x, seen, s, t, up, stream, coefficients)
 
-    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], law: Law) -> Tensor:
-        return self.base.expectation(x, t, predictions, law)
+    def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
+        return self.base.expectation(x, t, predictions, coefficients)
 
-    def pull_back(self, g: Tensor, t: Tensor, law: Law) -> Tensor:
-        return self.base.pull_back(g, t, law)
+    def pull_back(self, g: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
+        return self.base.pull_back(g, t, coefficients)
 
     def needs_fit(self) -> bool:
         return self.base.needs_fit()

@@ -15,11 +15,12 @@ from typing import Any, get_type_hints
 import tomli_w
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis, Restitch
+from crepe_diffusion.kernels import Bounce, Explorer, Langevin, SingleToken
+from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.run.experiment import Experiment, nearest
 from crepe_diffusion.run.files import digest
 from crepe_diffusion.schedules import Ladder, ladder
-from crepe_diffusion.targets import Proposal
+from crepe_diffusion.stitching import Restitch
 
 __all__ = ["Config", "read_toml", "reward_table"]
 
@@ -85,7 +86,7 @@ class SamplerTable:
             case "langevin":
                 return Langevin(self.explorer_scale)
             case "metropolis":
-                return Metropolis(self.explorer_steps)
+                return SingleToken(self.explorer_steps)
             case "restitch":
                 if len(self.restitch_between) != 2:
                     raise InputError(f"[sampler] restitch_between must be two times, got {self.restitch_between!r}")

@@ -23,7 +23,7 @@ from crepe_diffusion.targets import Reward, Target
 
 __all__ = ["Experiment", "build", "find", "nearest"]
 
-BUILTIN = "crepe_diffusion.experiments.builtin"
+BUILTIN = "crepe_diffusion.presets.builtin"
 Scalar = Callable[[Tensor], Tensor]
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from crepe_diffusion.diagnostics import Diagnostics
+from crepe_diffusion.diagnostics.data import RunData
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.evaluate import Counts
 from crepe_diffusion.run import checkpoint
 from crepe_diffusion.run.config import read_toml
-from crepe_diffusion.run.data import RunData
 from crepe_diffusion.run.files import DamagedError, digest, read_json
 from crepe_diffusion.run.store import read_store, verify_store
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Counts
 
 try:
     import fcntl

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.random import Stream
 from crepe_diffusion.run.config import Config
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, digest, publish, read_json, write_json
-from crepe_diffusion.targets import Counts, Evaluator
 
 __all__ = ["check_probe", "check_unchanged", "import_path", "probe", "write_config", "write_information"]
 
@@ -84,11 +84,11 @@ def probe(e: Evaluator) -> Probe:
     )
     x = evaluate.noise(Stream(0).at("probe"), 2)
     s, t = e.ladder.times[0].expand(2), e.ladder.times[-1].expand(2)
-    views = evaluate(x, s), evaluate(x, t)
-    ratios = e.process.log_ratios(x, x, *views, s, t, evaluate.law)
+    evaluations = evaluate(x, s), evaluate(x, t)
+    ratios = e.process.log_ratios(x, x, *evaluations, s, t, evaluate.coefficients)
     parts = {
-        "models": [p for view in views for p in view.predictions],
-        "rewards": [z for view in views for z in (view.steer, view.reward)],
+        "models": [p for seen in evaluations for p in seen.predictions],
+        "rewards": [z for seen in evaluations for z in (seen.drift, seen.reward)],
         "kernels": list(ratios),
     }
     return {part: [v for z in tensors for v in _digest_numbers(z)] for part, tensors in parts.items()}

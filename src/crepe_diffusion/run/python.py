@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.kernels import Bounce, Explorer, Langevin, Metropolis, Restitch
+from crepe_diffusion.kernels import Bounce, Explorer, Langevin, SingleToken
 from crepe_diffusion.processes import Process
+from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Proposal, Reward, Target
+from crepe_diffusion.stitching import Restitch
+from crepe_diffusion.targets import Reward, Target
 
 __all__ = ["python_config", "python_experiment", "python_reward"]
 
@@ -91,7 +93,7 @@ def _explorer_table(explorer: Explorer | None) -> dict[str, Any]:
             return {"explorer": "bounce", "explorer_steps": n}
         case Langevin(scale=scale):
             return {"explorer": "langevin", "explorer_scale": scale}
-        case Metropolis(n_moves=n):
+        case SingleToken(n_moves=n):
             return {"explorer": "metropolis", "explorer_steps": n}
         case Restitch(n_candidates=n, chance=chance, between=between, n_steps=12, n_plans=64):
             return {
@@ -100,4 +102,4 @@ def _explorer_table(explorer: Explorer | None) -> dict[str, Any]:
                 "restitch_chance": chance,
                 "restitch_between": list(between),
             }
-    raise InputError(f"a run keeps Bounce, Langevin, Metropolis, Restitch or None as its explorer; got {explorer!r}")
+    raise InputError(f"a run keeps Bounce, Langevin, SingleToken, Restitch or None as its explorer; got {explorer!r}")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crepe_diffusion.diagnostics import accept_probability
+from crepe_diffusion.diagnostics.exchange import accept_probability
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.store import Column, Store, zarr_type
 from crepe_diffusion.samplers import Info, ReplicaExchange

@@ -23,16 +23,17 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from crepe_diffusion.diagnostics.data import RunData, default_scalars
 from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.kernels import Explorer
 from crepe_diffusion.models import Model
 from crepe_diffusion.processes import Process
+from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.run import checkpoint, control, identity
 from crepe_diffusion.run.config import Config, StopTable, read_toml, reward_table
-from crepe_diffusion.run.data import RunData, default_scalars
 from crepe_diffusion.run.experiment import Experiment, build
 from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers, write_json
-from crepe_diffusion.run.folder import Lock, is_run, n_burnt, read_targets, require_run
+from crepe_diffusion.run.folder import Lock, is_run, n_burnt, read_run, read_targets, require_run
 from crepe_diffusion.run.log import Log
 from crepe_diffusion.run.progress import Clock, Display, Progress
 from crepe_diffusion.run.python import python_config, python_experiment, python_reward
@@ -41,7 +42,7 @@ from crepe_diffusion.run.stopping import Outcome, effective_sizes, least_size, m
 from crepe_diffusion.run.store import read_manifest, read_store, verify_store
 from crepe_diffusion.samplers import Info, ReplicaExchange
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Proposal, Reward, Target
+from crepe_diffusion.targets import Reward, Target
 
 __all__ = ["Run"]
 
@@ -616,7 +617,7 @@ class Run:
         """What has been sampled so far."""
         if not self.closed:
             self.flush()
-        return RunData.read(self.folder)
+        return read_run(self.folder)
 
 
 def _flush_pause(wanted: float, cost: float) -> float:

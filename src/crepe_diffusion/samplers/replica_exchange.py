@@ -16,15 +16,17 @@ from torch import Tensor
 
 from crepe_diffusion.diagnostics import Diagnostics, ess, rhat
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.kernels import Explorer, Restitch, State, Swaps, metropolis, swap
+from crepe_diffusion.evaluate import Counts, Evaluator
+from crepe_diffusion.kernels import Explorer, Starter, State, Swaps, metropolis, swap
 from crepe_diffusion.kernels.swap import Accept
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import walk
-from crepe_diffusion.processes import FisherTable, Gaussian, Process, View
+from crepe_diffusion.processes import Evaluation, FisherTable, Gaussian, Process
+from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.setup import Settings, finish, prepare
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Counts, Evaluator, Proposal, Target
+from crepe_diffusion.targets import Target
 
 __all__ = ["Info", "ReplicaExchange", "Samples"]
 
@@ -73,7 +75,7 @@ class ReplicaExchange:
 
     - `levels`: the ladder; `n_chains` independent chains run in one batch;
     - `process`: kernels other than the model's own default; `proposal`: how replicas walk;
-    - `explorer`: `Bounce()`, `Langevin()`, `Metropolis()` or None; `accept`: the rule for swaps;
+    - `explorer`: `Bounce()`, `Langevin()`, `SingleToken()` or None; `accept`: the rule for swaps;
     - `micro_batch`: the most network rows in one call; `nonfinite`: `"raise"` or `"reject"`;
     - `fit_samples`: samples for the Fisher variance, where the process asks for it;
     - `start`: the `snapshot()` of a chain to go on from, bit for bit. Its ladder replaces `levels`.
@@ -226,13 +228,13 @@ class ReplicaExchange:
         start = evaluate(x, self.ladder.levels[level].expand(len(x)))
         found = {level: (x, start)}
         for step, last in ((-1, 0), (1, top)):
-            here, view = x, start
+            here, seen = x, start
             direction = torch.full((len(x),), step)
             for m in range(level, last, step):
-                path = walk(evaluate, here, view, torch.full((len(x),), m * k), direction, k, stream.at(m, step))
-                here, view = found[m + step] = path.x, path.view
-        points, views = zip(*(found[m] for m in range(top + 1)), strict=True)
-        return _of_levels(list(points), list(views), self.n_chains)
+                path = walk(evaluate, here, seen, torch.full((len(x),), m * k), direction, k, stream.at(m, step))
+                here, seen = found[m + step] = path.x, path.seen
+        points, evaluations = zip(*(found[m] for m in range(top + 1)), strict=True)
+        return _of_levels(list(points), list(evaluations), self.n_chains)
 
     def restart_diagnostics(self) -> None:
         """Forget what was recorded (after burn-in, or when the target changed); the index process goes on."""
@@ -247,10 +249,10 @@ class ReplicaExchange:
 
         Predictions are part of it: a network's last bits may depend on the batch, so they are not evaluated again.
         """
-        view, process = self.state.view, self.evaluate.process.kernels
+        seen, process = self.state.seen, self.evaluate.process.kernels
         tensors = {"x": self.state.x, "level": self.state.level, "iteration": torch.tensor(self.iteration)}
-        tensors |= {f"view.prediction.{j}": p for j, p in enumerate(view.predictions)}
-        tensors |= {"view.steer": view.steer, "view.reward": view.reward}
+        tensors |= {f"seen.prediction.{j}": p for j, p in enumerate(seen.predictions)}
+        tensors |= {"seen.drift": seen.drift, "seen.reward": seen.reward}
         parts = {
             "ladder": self.ladder.state_dict(),
             "diagnostics": self.diagnostics.state_dict(),
@@ -278,14 +280,14 @@ class ReplicaExchange:
         if self.explorer is not None:
             self.explorer.check(self.evaluate)
         level, x = start["level"].clone(), start["x"].clone()
-        event, predictions = target.models[0].event_shape, part("view.prediction")
+        event, predictions = target.models[0].event_shape, part("seen.prediction")
         if x.shape != (level.numel(), *event) or len(level) != self.n_chains or len(predictions) != len(target.models):
             raise InputError(
                 f"the snapshot holds {len(level)} chains of {len(predictions)} models on events {tuple(x.shape[1:])},"
                 f" but {self.n_chains} chains of {len(target.models)} models on events {event} are asked for"
             )
-        views = tuple(predictions[str(j)].clone() for j in range(len(predictions)))
-        self.state = State(x, View(views, start["view.steer"].clone(), start["view.reward"].clone()), level)
+        evaluations = tuple(predictions[str(j)].clone() for j in range(len(predictions)))
+        self.state = State(x, Evaluation(evaluations, start["seen.drift"].clone(), start["seen.reward"].clone()), level)
         self.iteration = int(start["iteration"])
         self.diagnostics = Diagnostics.from_state_dict(part("diagnostics"))
         self.setup_evaluations = Counts.from_state_dict(part("setup"))
@@ -298,8 +300,8 @@ class ReplicaExchange:
         """All or nothing: if the new target cannot be evaluated, the chain goes on with the old one."""
         stream = self.stream.at(self.iteration, "setup")
         evaluate = prepare(target, levels, process, self.settings, stream, self.evaluate.counts, self._check)
-        view = evaluate(self.state.x, levels.levels[self.state.level.flatten()])
-        self.evaluate, self.state = evaluate, State(self.state.x, view, self.state.level)
+        seen = evaluate(self.state.x, levels.levels[self.state.level.flatten()])
+        self.evaluate, self.state = evaluate, State(self.state.x, seen, self.state.level)
         self.restart_diagnostics()
 
     def _initial(self) -> State:
@@ -309,25 +311,27 @@ class ReplicaExchange:
         """
         evaluate, levels, k = self.evaluate, self.evaluate.ladder.n_levels, self.evaluate.ladder.substeps
         stream = self.stream.at("initial")
-        if isinstance(self.explorer, Restitch):
+        if isinstance(self.explorer, Starter):
             return self._around(*self.explorer.begin(evaluate, self.n_chains, stream.at("begin")), stream)
         x = evaluate.noise(stream.at("noise"), self.n_chains)
-        view = evaluate(x, evaluate.ladder.times[-1:].expand(self.n_chains))
+        seen = evaluate(x, evaluate.ladder.times[-1:].expand(self.n_chains))
         down = torch.full((self.n_chains,), -1)
-        points, views = [x], [view]
+        points, evaluations = [x], [seen]
         for m in range(levels - 1, 0, -1):
-            path = walk(evaluate, x, view, torch.full((self.n_chains,), m * k), down, k, stream.at(m))
-            x, view = path.x, path.view
+            path = walk(evaluate, x, seen, torch.full((self.n_chains,), m * k), down, k, stream.at(m))
+            x, seen = path.x, path.seen
             points.append(x)
-            views.append(view)
-        return _of_levels(points[::-1], views[::-1], self.n_chains)
+            evaluations.append(seen)
+        return _of_levels(points[::-1], evaluations[::-1], self.n_chains)
 
 
-def _of_levels(points: list[Tensor], views: list[View], n_chains: int) -> State:
+def _of_levels(points: list[Tensor], evaluations: list[Evaluation], n_chains: int) -> State:
     """A state from points (chains, *event) at every level."""
     n = len(points)
     order = (torch.arange(n)[None] * n_chains + torch.arange(n_chains)[:, None]).flatten()
-    return State(torch.cat(points)[order], View.cat(views).rows(order), torch.arange(n).expand(n_chains, -1).clone())
+    return State(
+        torch.cat(points)[order], Evaluation.cat(evaluations).rows(order), torch.arange(n).expand(n_chains, -1).clone()
+    )
 
 
 def equal_rejection(ladder: Ladder, diagnostics: Diagnostics, n_levels: int | None = None) -> Ladder:

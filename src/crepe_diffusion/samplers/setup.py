@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
-from crepe_diffusion.processes import FisherTable, Process, View
+from crepe_diffusion.processes import Evaluation, FisherTable, Process
 from crepe_diffusion.processes.base import rows_like
 from crepe_diffusion.processes.gaussian import Gaussian
+from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Counts, Evaluator, Proposal, Target
+from crepe_diffusion.targets import Target
 
 __all__ = ["Settings", "finish", "fit_information", "information_from_data", "prepare"]
 
@@ -102,18 +104,18 @@ def fit_information(
         values: list[Tensor] = []
         for i in range(len(times) - 1, -1, -1):
             t = times[i].expand(n_samples)
-            view = evaluate(x, t)
-            finite = view.possible
-            score = base._in(base.project(view.steer)).to(torch.float64)[finite]
+            seen = evaluate(x, t)
+            finite = seen.possible
+            score = base._in(base.project(seen.drift)).to(torch.float64)[finite]
             information = score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
             values.append((times[i] ** 2 * information).clamp(0, 1))
             if i == len(times) - 1:
-                means.append(base._in(base.project(view.predictions[0])).to(torch.float64)[finite].mean(0))
+                means.append(base._in(base.project(seen.predictions[0])).to(torch.float64)[finite].mean(0))
             if i:
                 s = times[i - 1].expand(n_samples)
                 d = (t - s) * (t + s)
                 variance = d[:, None] * (1 - (d / t**2)[:, None] * values[-1])
-                x = x + rows_like(d, x).to(x.dtype) * base.project(view.steer)
+                x = x + rows_like(d, x).to(x.dtype) * base.project(seen.drift)
                 x = x + base._scaled_noise(branch.at(i), x, variance)
         tables.append(torch.stack(values[::-1]))
     return FisherTable(times, torch.stack(tables), torch.stack(means))
@@ -146,6 +148,6 @@ def finish(evaluate: Evaluator, x: Tensor, stream: Stream) -> Tensor:
     nobody = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for i in range(len(ladder.finish)):
         t, s = times[i].expand(len(x)), times[i + 1].expand(len(x))
-        view: View = evaluate(x, t, rewards=False)
-        x = evaluate.process.walk(x, view, s, t, nobody, stream.at(i), evaluate.law)
+        seen: Evaluation = evaluate(x, t, rewards=False)
+        x = evaluate.process.step(x, seen, s, t, nobody, stream.at(i), evaluate.coefficients)
     return x

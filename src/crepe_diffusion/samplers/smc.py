@@ -19,17 +19,19 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError, NonFiniteError
+from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import log_work, walk
-from crepe_diffusion.processes import Process, View
+from crepe_diffusion.processes import Evaluation, Process
 from crepe_diffusion.processes.base import IMPOSSIBLE, check_choice, rows_like
 from crepe_diffusion.processes.gaussian import GaussianProcess, score_of
+from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.setup import Settings, finish, prepare
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Counts, Evaluator, Proposal, Target
+from crepe_diffusion.targets import Target
 
-__all__ = ["SMC", "Guidance", "Particles", "resample"]
+__all__ = ["SMC", "Particles", "Plain", "resample"]
 
 WEIGHTS = ("rne", "fkc", "fkc-noise", "twisted", "fk-steering", "discrete-cfg")
 RESAMPLING = ("multinomial", "systematic", "stratified", "residual", "partial")
@@ -118,24 +120,24 @@ class SMC:
         ladder, rows = evaluate.ladder, b * n
         k = ladder.substeps
         x = evaluate.noise(self.stream.at("noise"), rows)
-        view = evaluate(x, ladder.times[-1:].expand(rows))
+        seen = evaluate(x, ladder.times[-1:].expand(rows))
         # Particles come from the noise law, which knows no reward: the first weight is that of r_M itself.
-        log_w, log_z = _normalised(view.reward.reshape(b, n) - math.log(n), ladder.n_levels - 1)
+        log_w, log_z = _normalised(seen.reward.reshape(b, n) - math.log(n), ladder.n_levels - 1)
         n_resamplings = torch.zeros(b, dtype=torch.long)
         down = torch.full((rows,), -1)
         for m in range(ladder.n_levels - 1, 0, -1):
             stream = self.stream.at(m)
             if self.weights.startswith("fkc"):
-                x, view, gained = self._corrector.descend(x, view, m, stream.at("walk"))
+                x, seen, gained = self._corrector.descend(x, seen, m, stream.at("walk"))
             else:
-                path = walk(evaluate, x, view, torch.full((rows,), m * k), down, k, stream.at("walk"))
-                x, view, gained = path.x, path.view, log_work(path, evaluate.law)
+                path = walk(evaluate, x, seen, torch.full((rows,), m * k), down, k, stream.at("walk"))
+                x, seen, gained = path.x, path.seen, log_work(path, evaluate.coefficients)
             log_w, total = _normalised(log_w + gained.reshape(b, n), m - 1)
             log_z = log_z + total
             if m > 1:
                 index, log_w, chosen = self._resampled(log_w, stream.at("resample"))
                 n_resamplings += chosen
-                x, view = x[index], view.rows(index)
+                x, seen = x[index], seen.rows(index)
         ess = 1 / (2 * log_w).exp().sum(1)
         x = finish(evaluate, x, self.stream.at("finish"))
         return Particles(x.reshape(b, n, *x.shape[1:]), log_w, log_z, ess, n_resamplings, evaluate.counts.copy())
@@ -155,7 +157,7 @@ class SMC:
         return (index + torch.arange(b)[:, None] * n).flatten(), log_w, chosen
 
 
-class Guidance:
+class Plain:
     """The uncorrected baseline: follow the proposal down, with no weights. Plain sampling if the target is a model."""
 
     def __init__(
@@ -181,8 +183,8 @@ class Guidance:
         nobody = torch.zeros(n, dtype=torch.bool)
         for i in range(len(times) - 1, 0, -1):
             s, t = times[i - 1].expand(n), times[i].expand(n)
-            view = evaluate(x, t, rewards=False)
-            x = evaluate.process.walk(x, view, s, t, nobody, self.stream.at(i), evaluate.law)
+            seen = evaluate(x, t, rewards=False)
+            x = evaluate.process.step(x, seen, s, t, nobody, self.stream.at(i), evaluate.coefficients)
         return finish(evaluate, x, self.stream.at("finish"))
 
 
@@ -201,38 +203,38 @@ class FeynmanKac:
         if not isinstance(process, GaussianProcess):
             raise InputError("Feynman-Kac correctors are for Gaussian diffusions")
         # The weights hold for the true gradient of the reward, not for one that was clipped or cut short.
-        steers = evaluate.proposal
-        if steers.clip or any((steers.guidance or r.guidance) != "gradient" for r in evaluate.target.rewards):
+        proposal = evaluate.proposal
+        if proposal.clip or any((proposal.guidance or r.guidance) != "gradient" for r in evaluate.target.rewards):
             raise InputError(
                 'Feynman-Kac correctors need rewards with guidance="gradient" and no clip; use "fk-steering" or "rne"'
             )
-        if evaluate.law.steering != evaluate.law.exponents:
+        if evaluate.coefficients.proposal != evaluate.coefficients.target:
             raise InputError(
                 "Feynman-Kac correctors follow the target's own score: leave the proposal's exponents unset"
             )
         self.evaluate, self.process = evaluate, process
-        self.removed = 1 - 1 / evaluate.law.total if cooled else 0.0
+        self.removed = 1 - 1 / evaluate.coefficients.total if cooled else 0.0
 
-    def descend(self, x: Tensor, view: View, m: int, stream: Stream) -> tuple[Tensor, View, Tensor]:
+    def descend(self, x: Tensor, seen: Evaluation, m: int, stream: Stream) -> tuple[Tensor, Evaluation, Tensor]:
         """From level m to m - 1: the new points and the log-weight gained."""
-        evaluate, process, c = self.evaluate, self.process, self.evaluate.law.exponents
+        evaluate, process, c = self.evaluate, self.process, self.evaluate.coefficients.target
         times, k = evaluate.ladder.times, evaluate.ladder.substeps
         gained = torch.zeros(len(x), dtype=torch.float64)
         for i in range(m * k, (m - 1) * k, -1):
             t, s = times[i].expand(len(x)), times[i - 1].expand(len(x))
             d = process._down(s, t)
-            scores = [process.project(score_of(p, x, t)) for p in view.predictions]
+            scores = [process.project(score_of(p, x, t)) for p in seen.predictions]
             score = torch.stack([cj * sj for cj, sj in zip(c, scores, strict=True)]).sum(0)
-            pull = process.project(view.steer) - score
+            pull = process.project(seen.drift) - score
             squares = _dot(score, score) - sum(cj * _dot(sj, sj) for cj, sj in zip(c, scores, strict=True))
             gained = gained + d[:, 0] / 2 * (squares + _dot(score, pull))
             if evaluate.target.rewards:
-                gained = gained + evaluate(x, s).reward - view.reward
+                gained = gained + evaluate(x, s).reward - seen.reward
             drift = score + pull / 2 - self.removed / 2 * (score + pull)
             noise = process._scaled_noise(stream.at(i), x, (1 - self.removed) * d)
             x = x + rows_like(d[:, 0], x).to(x.dtype) * drift + noise
-            view = evaluate(x, s)
-        return x, view, gained
+            seen = evaluate(x, s)
+        return x, seen, gained
 
 
 def _normalised(log_w: Tensor, level: int) -> tuple[Tensor, Tensor]:

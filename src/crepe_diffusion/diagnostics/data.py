@@ -1,0 +1,120 @@
+"""What a run has produced, as plain arrays: the one thing that reports, verdicts and notebooks look at.
+
+x[draw, chain, *event] drawn at iteration[draw] under targets[target[draw]], by replica[draw, chain], born at the
+noise end in iteration born[draw, chain]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from crepe_diffusion.diagnostics.exchange import Diagnostics
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.evaluate import Counts
+
+__all__ = ["RunData"]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run, or an in-memory chain, at one moment.
+
+    `burn_in` draws at the front are not to be judged. `diagnostics` begin after burn-in and with the target now in
+    force; of a running run they are as old as its last checkpoint. `trace` holds one row per recorded iteration:
+    `iteration`, `seconds` and `rows` (both since the beginning), `acceptance` (rows, pairs; the mean of min(1, alpha)
+    over chains, NaN where a pair did not meet), `explored` (rows, levels), and `level` (rows, chains, replicas) unless
+    it would be large.
+    """
+
+    name: str
+    path: Path | None
+    config: dict[str, Any]
+    status: str
+    x: np.ndarray
+    iteration: np.ndarray
+    replica: np.ndarray
+    born: np.ndarray
+    target: np.ndarray
+    targets: list[dict[str, Any]]
+    burn_in: int
+    scalars: dict[str, np.ndarray]
+    trace: dict[str, np.ndarray]
+    levels: np.ndarray
+    substeps: int
+    diagnostics: Diagnostics
+    counts: Counts
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def n_draws(self) -> int:
+        return len(self.x)
+
+    @property
+    def n_chains(self) -> int:
+        return self.x.shape[1]
+
+    @staticmethod
+    def of(
+        samples: Any,
+        chain: Any,
+        scalars: dict[str, Callable[[Tensor], Tensor]] | None = None,
+        name: str = "chain",
+    ) -> RunData:
+        """The draws of an in-memory chain; burn-in was dropped by `sample`, and there is no trace."""
+        functions = default_scalars(samples.x.shape[2:]) if scalars is None else scalars
+        n = len(samples.x)
+        return RunData(
+            name=name,
+            path=None,
+            config={},
+            status="finished",
+            x=samples.x.numpy(force=True),
+            iteration=samples.iteration.numpy(force=True),
+            replica=samples.replica.numpy(force=True),
+            born=samples.born.numpy(force=True),
+            target=np.zeros(n, dtype=np.int64),
+            targets=[{"from_iteration": 1, "rewards": [{"name": r.name} for r in chain.target.rewards]}],
+            burn_in=0,
+            scalars={key: samples.scalar(f).numpy(force=True) for key, f in functions.items()},
+            trace={},
+            levels=chain.ladder.levels.numpy(),
+            substeps=chain.ladder.substeps,
+            diagnostics=samples.diagnostics,
+            counts=samples.evaluations,
+        )
+
+    def to_xarray(self) -> Any:
+        """An `xarray.Dataset` of the draws, chains first as ArviZ likes them."""
+        try:
+            import xarray
+        except ImportError:
+            raise InputError("to_xarray needs xarray: pip install 'crepe-diffusion[run]'") from None
+        event = [f"event_{i}" for i in range(self.x.ndim - 2)]
+        variables: dict[str, Any] = {
+            "x": (["chain", "draw", *event], self.x.swapaxes(0, 1)),
+            "replica": (["chain", "draw"], self.replica.T),
+            "born": (["chain", "draw"], self.born.T),
+            "target": (["draw"], self.target),
+        }
+        for name, values in self.scalars.items():
+            variables[f"scalar {name}" if name in variables else name] = (["chain", "draw"], values.T)
+        coordinates = {"chain": np.arange(self.n_chains), "draw": np.arange(self.n_draws)}
+        data = xarray.Dataset(variables, coordinates, {"name": self.name, "burn_in": self.burn_in})
+        return data.assign_coords(iteration=("draw", self.iteration))
+
+
+def default_scalars(event_shape: tuple[int, ...]) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The first coordinates of an event, where nobody said what to look at."""
+    n = int(torch.Size(event_shape).numel())
+    return {f"x[{i}]": _coordinate(i) for i in range(min(n, 4))}
+
+
+def _coordinate(i: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.flatten(1)[:, i]

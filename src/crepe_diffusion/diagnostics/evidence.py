@@ -1,0 +1,204 @@
+"""What a verdict and a report look at: the numbers of a run, each computed once and only from draws that count.
+
+judged = draws of the target now in force, after burn-in
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.estimates import Estimate, ess, mean_of, rhat
+from crepe_diffusion.diagnostics.exchange import Diagnostics
+
+__all__ = ["CHANCE_Z", "MIN_DRAWS", "Evidence", "ScalarSummary"]
+
+# Below this many draws a chain's autocorrelation, and with it every error, is a guess.
+MIN_DRAWS = 20
+# How improbable a disagreement by chance must be before it counts, and the same as a z-score: there may be a dozen
+# scalars, and short chains misjudge their own errors (150 AR(1) chains with an ESS of 100 or more reach 3.9).
+CHANCE, CHANCE_Z = 1e-5, 4.5
+# Bennett's estimate and its jackknife cost a quarter of a microsecond a number: half a second for this many.
+LOG_Z_NUMBERS = 2_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class ScalarSummary:
+    """One scalar of the judged draws, `values` (draws, chains)."""
+
+    name: str
+    values: np.ndarray
+
+    @cached_property
+    def n_nonfinite(self) -> int:
+        return int((~np.isfinite(self.values)).sum())
+
+    @cached_property
+    def is_constant(self) -> bool:
+        return bool(self.values.size) and bool((self.values == self.values.flat[0]).all())
+
+    @property
+    def can_be_judged(self) -> bool:
+        return len(self.values) >= MIN_DRAWS and not self.n_nonfinite and not self.is_constant
+
+    @cached_property
+    def _tensor(self) -> torch.Tensor:
+        return torch.as_tensor(np.ascontiguousarray(self.values), dtype=torch.float64)
+
+    @cached_property
+    def ess(self) -> float:
+        return ess(self._tensor) if self.can_be_judged else math.nan
+
+    @cached_property
+    def rhat(self) -> float:
+        return rhat(self._tensor) if self.can_be_judged else math.nan
+
+    @cached_property
+    def mean(self) -> Estimate:
+        if self.can_be_judged:
+            return mean_of(self._tensor)
+        return Estimate(
+            float(self.values.mean()) if self.values.size else math.nan, 0.0 if self.is_constant else math.nan
+        )
+
+    @cached_property
+    def rhat_by_chance(self) -> float:
+        """What R-hat may reach in chains that agree.
+
+        `R^2 - 1` is the variance of the means of k half-chains in units of the scalar's, which is chi-squared with
+        k - 1 degrees of freedom over k - 1, divided by the effective size of a half-chain; the latter is taken from
+        the chains one by one, so that their disagreement cannot excuse itself.
+        """
+        from scipy.stats import chi2
+
+        own = [ess(self._tensor[:, [c]]) for c in range(self.values.shape[1])]
+        n, k = max(1.0, float(np.mean(own)) / 2), 2 * self.values.shape[1]
+        return math.sqrt(1 + float(chi2.isf(CHANCE, k - 1)) / (k - 1) / n)
+
+    @cached_property
+    def drift(self) -> float:
+        """Second half's mean minus the first's, in standard errors that know the autocorrelation."""
+        return _drift(self._tensor) if self.can_be_judged else math.nan
+
+    def burn_in_over(self) -> int:
+        """How many of these draws to drop so that the halves of the rest agree; all of them if they never do."""
+        n = len(self.values)
+        for cut in (n * k // 20 for k in range(13)):
+            if n - cut < MIN_DRAWS:
+                break
+            if abs(_drift(self._tensor[cut:])) < CHANCE_Z / 2:
+                return cut
+        return n
+
+    def odd_chain(self) -> tuple[int, float, float]:
+        """The chain whose mean is farthest from that of the others, its mean and theirs."""
+        means = self.values.mean(0)
+        others = (means.sum() - means) / max(1, len(means) - 1)
+        c = int(np.abs(means - others).argmax())
+        return c, float(means[c]), float(others[c])
+
+
+def _drift(values: torch.Tensor) -> float:
+    half = len(values) // 2
+    first, second = mean_of(values[:half]), mean_of(values[-half:])
+    # A transient inflates the first half's own error and so would hide itself; the second half's serves for both.
+    error = math.sqrt(2) * (second.error or mean_of(values).error)
+    return (second.value - first.value) / error if error else 0.0
+
+
+class Evidence:
+    """One run's numbers; whoever asks twice gets the same ones."""
+
+    def __init__(self, data: RunData):
+        self.data, self.diagnostics = data, data.diagnostics
+
+    @cached_property
+    def judged(self) -> np.ndarray:
+        """Which draws belong to the present target and come after burn-in."""
+        data = self.data
+        return (data.target == len(data.targets) - 1) & (np.arange(len(data.target)) >= data.burn_in)
+
+    @property
+    def n_draws(self) -> int:
+        return int(self.judged.sum())
+
+    @cached_property
+    def scalars(self) -> list[ScalarSummary]:
+        """The chosen scalars of the judged draws; where none was chosen, the mean of the event."""
+        chosen = {name: v[self.judged] for name, v in self.data.scalars.items()}
+        if not chosen:
+            x = self.data.x[self.judged]
+            chosen = {"mean of x": x.reshape(*x.shape[:2], -1).mean(-1, dtype=np.float64)}
+        return [ScalarSummary(name, np.asarray(v, dtype=np.float64)) for name, v in chosen.items()]
+
+    @cached_property
+    def finite_works(self) -> float:
+        """The share of finite log-works at the median pair; a hard constraint may make some infinite, but not most."""
+        down, up = self.diagnostics.works()
+        return float((down.isfinite() & up.isfinite()).double().mean((0, 1)).median()) if len(down) else 0.0
+
+    @property
+    def works_known(self) -> bool:
+        return self.finite_works > 0.5
+
+    @cached_property
+    def acceptance(self) -> np.ndarray:
+        """Of each pair; counted swaps where no log-work was finite."""
+        d = self.diagnostics
+        if self.works_known:
+            return d.acceptance().numpy()
+        return (d.accepts.sum(0) / (d.tries * d.n_chains).clamp(min=1)).numpy()
+
+    @cached_property
+    def interval(self) -> np.ndarray:
+        """95 % intervals of the acceptance, (pairs, 2)."""
+        if self.works_known:
+            return self.diagnostics.acceptance_interval().numpy()
+        return np.repeat(self.acceptance[:, None], 2, axis=1)
+
+    @cached_property
+    def barrier(self) -> Estimate:
+        return (
+            self.diagnostics.barrier() if self.works_known else Estimate(float((1 - self.acceptance).sum()), math.nan)
+        )
+
+    @property
+    def suggested_levels(self) -> int:
+        return max(2, math.ceil(2 * self.barrier.value) + 1)
+
+    @cached_property
+    def predicted_round_trips(self) -> float:
+        return self.diagnostics.predicted_round_trips() if self.works_known else 0.0
+
+    @cached_property
+    def log_z_stride(self) -> int:
+        """Every how manieth meeting the free energies use."""
+        return math.ceil(self.diagnostics.works()[0].numel() / LOG_Z_NUMBERS) or 1
+
+    @cached_property
+    def log_z(self) -> dict[str, Estimate]:
+        d = _thinned(self.diagnostics, self.log_z_stride)
+        return {method: d.log_z(method) for method in ("down", "up", "bar")}
+
+    @cached_property
+    def explored(self) -> np.ndarray:
+        """Acceptance of the explorer at each level; empty without one."""
+        d = self.diagnostics
+        return (d.explored / d.n_explored).numpy() if d.n_explored else np.zeros(0)
+
+    def time(self, level: int) -> str:
+        return f"{self.data.levels[min(level, len(self.data.levels) - 1)]:.3g}"
+
+
+def _thinned(diagnostics: Diagnostics, stride: int) -> Diagnostics:
+    """A copy that knows every `stride`-th meeting only."""
+    if stride == 1:
+        return diagnostics
+    copy = Diagnostics(torch.zeros(diagnostics.n_chains, diagnostics.n_levels, dtype=torch.long))
+    copy._down, copy._up = (w[::stride] for w in diagnostics.works())
+    return copy

@@ -1,0 +1,278 @@
+"""Whether to trust a run, in words: the worst finding is the verdict, and each finding says what to do.
+
+verdict = max over rules of  ok < look < do not trust
+
+"Do not trust" is said of results that are probably wrong, "look" of a run that is wasteful, young or doubtful. A rule
+speaks when chance cannot explain what it sees: a good run hears nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.evidence import CHANCE_Z, MIN_DRAWS, Evidence
+
+__all__ = ["LEVELS", "Verdict", "judge", "percent", "verdict"]
+
+LEVELS = ("ok", "look", "do not trust")
+
+# With 2 Lambda + 1 levels a pair accepts half of its swaps, and rows per round trip, M (2 + 2 sum r / (1 - r)), are at
+# their least, 8 Lambda^2; at a quarter they are a third more, and below that they rise like 1 / acceptance.
+TOO_FEW_LEVELS_ACCEPTANCE = 0.25
+# One pair at 5 % costs as many iterations as 19 pairs at 50 %: it alone then decides how long the run must be.
+STUCK_ACCEPTANCE = 0.05
+# The weight of a mode from n fresh arrivals has a standard error of up to 0.5 / sqrt(n): 0.11 for 20.
+FEW_RESTARTS = 20
+# The prediction assumes that replicas forget between swaps. They forget less, so three quarters are common; a third
+# is not. A replica that was not followed from its start lacks about one trip, so two each are due before judging.
+TRIPS_SHARE, TRIPS_EACH = 1 / 3, 2
+# Standard error of a mean in standard deviations, 1 / sqrt(ESS): 0.1 for 100, 0.22 for 20.
+FEW_ESS, TINY_ESS = 100, 20
+# Vehtari et al. (2021) ask for 1.01; at 1.05 chains differ by about a third of a standard deviation.
+RHAT_LOOK, RHAT_BAD = 1.01, 1.05
+# After a change of target the first round trips still carry the old one.
+RECENT_DRAWS = 100
+# A rejected row cuts the target off where the model or the reward fails; 1 % of them can move a mean by 0.1 sd.
+NONFINITE_BAD = 0.01
+# Explorers may rest at the ends of the ladder (a masked state has few legal moves there), but not on half of it.
+EXPLORER_ACCEPTANCE = 0.02
+# Paths up and down that disagree by a factor of e in Z; well resolved ladders stay within half of that.
+LOG_Z_GAP, LOG_Z_SIGMAS = 1.0, 4.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, by how much, and what to do."""
+
+    level: str
+    reason: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`level` is "ok", "look" or "do not trust"; the gravest reason comes first, and so does its advice."""
+
+    level: str
+    reasons: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join([self.level, *(f"  why: {r}" for r in self.reasons), *(f"  do: {a}" for a in self.advice)])
+
+
+def verdict(data: RunData) -> Verdict:
+    """What a careful colleague would say after looking at all of the diagnostics."""
+    return judge(Evidence(data))
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The same from evidence that somebody else also needs."""
+    found = sorted((f for rule in RULES for f in rule(evidence)), key=lambda f: -LEVELS.index(f.level))
+    level = found[0].level if found else "ok"
+    return Verdict(level, [f.reason for f in found], list(dict.fromkeys(f.advice for f in found)))
+
+
+def _length(e: Evidence) -> Iterator[Finding]:
+    n, targets = e.n_draws, e.data.targets
+    changed = len(targets) > 1
+    since = f"under the target in force since iteration {targets[-1]['from_iteration']}" if changed else "after burn-in"
+    if n < MIN_DRAWS:
+        reason = f"only {n} draws a chain {since}: too short to be judged at all, which takes {MIN_DRAWS}"
+        yield Finding("do not trust", reason, "run longer")
+    elif changed and n < RECENT_DRAWS:
+        reason = f"the target changed recently: only {n} of {len(e.data.x)} draws a chain are {since}"
+        yield Finding("look", reason, f"run on until there are {RECENT_DRAWS} of them")
+
+
+def _nonfinite(e: Evidence) -> Iterator[Finding]:
+    counts, d = e.data.counts, e.diagnostics
+    n = sum(counts.nonfinite.values())
+    if n:
+        level, most = max(counts.nonfinite.items(), key=lambda item: item[1])
+        share = n / max(1, counts.rows)
+        yield Finding(
+            "do not trust" if share > NONFINITE_BAD else "look",
+            f"{n:,} of {counts.rows:,} network rows ({percent(share)}) had a NaN or infinite prediction or reward, most"
+            f" of them ({most:,}) near level {level} (t = {e.time(level)})",
+            "evaluate the model and each reward alone at that noise and mend it: rejected rows cut the target off",
+        )
+    if d.n_iterations >= 8 and not e.works_known:
+        yield Finding(
+            "do not trust",
+            f"of {int(d.tries.sum()) * d.n_chains:,} meetings {percent(1 - e.finite_works)} had no finite log-work: the"
+            " reward is minus infinity wherever replicas stand",
+            "give the reward a finite floor, and let its annealing vanish at the noise end",
+        )
+    for s in e.scalars:
+        if s.n_nonfinite:
+            reason = f"{s.name} is not finite in {s.n_nonfinite:,} of {s.values.size:,} draws, so it has no mean"
+            yield Finding("look", reason, f"look at the draws where {s.name} is not finite")
+
+
+def _ladder(e: Evidence) -> Iterator[Finding]:
+    if not e.works_known:
+        return
+    rates, n, t = e.acceptance, e.diagnostics.n_levels, e.data.levels
+    level = "look" if e.diagnostics.restarts() >= FEW_RESTARTS else "do not trust"
+    if rates.mean() < TOO_FEW_LEVELS_ACCEPTANCE and e.suggested_levels > n:
+        yield Finding(
+            level,
+            f"too few levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; pairs"
+            f" accept {percent(rates.mean())} on average",
+            f"take about {e.suggested_levels} levels or more (Lambda grows once pairs begin to accept)",
+        )
+        return
+    for m in map(int, np.flatnonzero(e.interval[:, 1] < STUCK_ACCEPTANCE)):
+        others = np.delete(rates, m)
+        if not len(others) or np.median(others) < TOO_FEW_LEVELS_ACCEPTANCE:
+            continue
+        lowest = f"end the ladder at t = {t[1]:.3g} and finish by plain denoising (`n_finish`), or " if m == 0 else ""
+        yield Finding(
+            level,
+            f"the pair of levels {m} and {m + 1} (t = {t[m]:.3g} and {t[m + 1]:.3g}) is stuck: it accepts"
+            f" {percent(rates[m])}, at most {percent(e.interval[m, 1])}, where the others' median is"
+            f" {percent(np.median(others))}",
+            f"{lowest}put more levels between t = {t[m]:.3g} and {t[m + 1]:.3g}: `adapt()` moves them there",
+        )
+
+
+def _trips(e: Evidence) -> Iterator[Finding]:
+    d = e.diagnostics
+    restarts, trips, predicted = d.restarts(), d.round_trips(), e.predicted_round_trips
+    chains = f"{d.n_chains} chain{'s' if d.n_chains > 1 else ''}"
+    if d.n_iterations >= 8 and restarts == 0:
+        yield Finding(
+            "do not trust",
+            f"no fresh replica came to the data end in {d.n_iterations:,} iterations of {chains}: all"
+            " draws descend from the initial ones",
+            _longer(e, "run longer"),
+        )
+    elif restarts < FEW_RESTARTS:
+        wanted = FEW_RESTARTS * d.n_iterations / predicted if predicted > 1 else math.nan
+        yield Finding(
+            "look",
+            f"only {restarts} fresh arrivals at the data end in {d.n_iterations:,} iterations of {chains}: the weight"
+            f" of a mode is known to +- {0.5 / math.sqrt(max(1, restarts)):.2f} at best",
+            f"run {_about(wanted)} iterations for {FEW_RESTARTS} arrivals" if math.isfinite(wanted) else "run longer",
+        )
+    due = predicted >= TRIPS_EACH * d.n_levels * d.n_chains
+    if due and trips + 2 * math.sqrt(trips + 1) < TRIPS_SHARE * predicted:
+        yield Finding(
+            "look",
+            f"{trips} round trips where this acceptance predicts {predicted:.0f}: replicas turn back on their way",
+            "explore more at each level (`Bounce`, or more of its steps), or anneal the reward more slowly",
+        )
+
+
+def _mixing(e: Evidence) -> Iterator[Finding]:
+    """One finding of a kind: the worst scalar speaks for the others."""
+    several, judged = e.data.x.shape[1] > 1, [s for s in e.scalars if s.can_be_judged]
+
+    def more(n: int) -> str:
+        return f" (and {n - 1} other scalar{'s' if n > 2 else ''})" if n > 1 else ""
+
+    drifting = [s for s in judged if abs(s.drift) > CHANCE_Z]
+    # R-hat also compares halves, so a drift would be blamed on the chains.
+    apart = [s for s in judged if s not in drifting and s.rhat > max(RHAT_LOOK, s.rhat_by_chance)]
+    if apart:
+        s = max(apart, key=lambda s: s.rhat)
+        chain, own, others = s.odd_chain()
+        # Slow chains overrate their own effective size, and so underrate what chance explains, by up to two.
+        sure = s.rhat**2 - 1 > 2 * (s.rhat_by_chance**2 - 1)
+        yield Finding(
+            "do not trust" if s.rhat > RHAT_BAD and sure else "look",
+            f"{'chains disagree' if several else 'the chain disagrees with itself'} about {s.name}{more(len(apart))}:"
+            f" R-hat {min(s.rhat, 99.0):.3g} where chance explains {max(RHAT_LOOK, s.rhat_by_chance):.3g}"
+            + (f"; the mean of chain {chain} is {own:.3g}, of the others {others:.3g}" if several else ""),
+            _longer(e, "run longer; if chains stay apart, look at acceptance and round trips"),
+        )
+    few = [s for s in judged if s.ess < FEW_ESS]
+    if few:
+        s = min(few, key=lambda s: s.ess)
+        yield Finding(
+            "do not trust" if s.ess < TINY_ESS else "look",
+            f"too short for {s.name}{more(len(few))}: {s.ess:.0f} effective of {s.values.size:,} draws, so its mean is"
+            f" known to {1 / math.sqrt(max(s.ess, 1)):.2f} standard deviations",
+            _longer(e, f"run {_about(e.n_draws * FEW_ESS / max(s.ess, 1))} draws a chain for {FEW_ESS} effective ones"),
+        )
+    if drifting:
+        s = max(drifting, key=lambda s: abs(s.drift))
+        cut = max(s.burn_in_over() for s in drifting)
+        yield Finding(
+            "look",
+            f"burn-in is not over for {s.name}{more(len(drifting))}: the means of its halves differ by"
+            f" {abs(s.drift):.1f} standard errors",
+            f"drop {cut} more draws as burn-in" if cut < e.n_draws else "run longer: burn-in is not over yet",
+        )
+
+
+def _longer(e: Evidence, advice: str) -> str:
+    """More of the same does not help a chain whose replicas cannot travel."""
+    stuck = e.diagnostics.restarts() < FEW_RESTARTS and e.acceptance.min(initial=1.0) < STUCK_ACCEPTANCE
+    return "do not run longer before replicas can travel" if stuck else advice
+
+
+def _constant(e: Evidence) -> Iterator[Finding]:
+    if e.n_draws < MIN_DRAWS:
+        return
+    x = e.data.x[e.judged]
+    if (x == x[0]).all():
+        reason = f"all {e.n_draws} draws of each chain are equal: the data end never moved"
+        yield Finding("do not trust", reason, "look at the acceptance of the lowest pair, and explore at each level")
+    elif all(s.is_constant for s in e.scalars):
+        names = ", ".join(s.name for s in e.scalars)
+        reason = f"{names} never changed in {e.n_draws} draws a chain, so nothing shows whether the chain mixes"
+        yield Finding("look", reason, "choose a scalar that varies")
+
+
+def _explorer(e: Evidence) -> Iterator[Finding]:
+    rates = e.explored[:-1]  # the noise end is drawn afresh anyway
+    if len(rates) and np.median(rates) < EXPLORER_ACCEPTANCE:
+        yield Finding(
+            "look",
+            f"the explorer accepts {percent(np.median(rates))} of its moves or less at half of the levels",
+            "take shorter steps (`Bounce(n_steps=1)`, more levels or sub-steps), or none, and save the cost",
+        )
+
+
+def _free_energy(e: Evidence) -> Iterator[Finding]:
+    if e.diagnostics.n_iterations < 2 * MIN_DRAWS or not e.works_known:
+        return
+    down, up = e.log_z["down"], e.log_z["up"]
+    gap, error = abs(down.value - up.value), math.hypot(down.error, up.error)
+    if gap > LOG_Z_GAP and not gap <= LOG_Z_SIGMAS * error:
+        yield Finding(
+            "look",
+            f"log Z is {down} by paths down but {up} by paths up: steps too large for the kernels, or little overlap",
+            f"take more levels or sub-steps than {len(e.data.levels)} times {e.data.substeps}; do not quote log Z",
+        )
+
+
+RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
+    _length,
+    _nonfinite,
+    _ladder,
+    _trips,
+    _mixing,
+    _constant,
+    _explorer,
+    _free_energy,
+)
+
+
+def percent(share: float) -> str:
+    """With as many digits as it is worth."""
+    if 0 < share < 1e-4:
+        return "under 0.01 %"
+    return f"{100 * share:.0f} %" if share >= 0.095 or share == 0 else f"{100 * share:.2g} %"
+
+
+def _about(n: float) -> str:
+    """One digit is all that an extrapolation knows."""
+    return f"about {float(f'{n:.1g}'):,.0f}"

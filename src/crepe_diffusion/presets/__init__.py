@@ -1,0 +1,1 @@
+"""Experiments that ship with the package and need no weights."""

@@ -1,0 +1,311 @@
+"""A run on one page, the verdict first; several runs side by side at equal network evaluations.
+
+All numbers come from `Evidence`, which is also what the verdict was reached on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from crepe_diffusion.diagnostics import Estimate
+from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.evidence import Evidence, ScalarSummary
+from crepe_diffusion.diagnostics.verdict import judge, percent
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.report import figures, page
+from crepe_diffusion.report.page import Html, number, section, table
+
+__all__ = ["write_comparison", "write_report"]
+
+# More scalars than this are in the table, but have no figure of their own: a page is to be read.
+MAX_SCALAR_FIGURES = 6
+MAX_TEXTS = 12
+
+
+def write_report(data: RunData, path: str | Path) -> Path:
+    """One HTML file that needs nothing else; its figures are also beside it in `figures/`."""
+    path = _page_path(path, "report.html")
+    e = Evidence(data)
+    shown: list[figures.Picture | None] = []
+
+    def draw(*pictures: figures.Picture | None) -> Html:
+        shown.extend(pictures)
+        return page.figures(pictures)
+
+    subtitle = f"{data.status}; {len(data.x):,} draws of {data.x.shape[1]} chains, {len(data.levels)} levels"
+    text = page.document(
+        data.name,
+        subtitle,
+        page.box(judge(e), data.status == "running"),
+        _notes(data),
+        _glance(e),
+        _communication(
+            e, draw(figures.acceptance(e), figures.barrier(e), figures.index_process(e), figures.round_trips(e))
+        ),
+        _scalars(e, draw(*_scalar_figures(e))),
+        _free_energy(e, draw(figures.log_z(e))),
+        _cost(e),
+        _samples(e, draw(figures.samples(_judged_or_all(e)))),
+        _history(data),
+        _configuration(data),
+    )
+    return page.publish(path, text, shown)
+
+
+def _page_path(path: str | Path, name: str) -> Path:
+    path = Path(path)
+    if path.is_dir():
+        path = path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _pm(estimate: Estimate) -> str:
+    if math.isnan(estimate.value):
+        return "-"
+    return f"{number(estimate.value)} +- {number(estimate.error, 2)}"
+
+
+def _notes(data: RunData) -> Html:
+    return section("Notes", *data.notes) if data.notes else Html("")
+
+
+def _least_ess(e: Evidence) -> float:
+    return min((s.ess for s in e.scalars if s.can_be_judged), default=math.nan)
+
+
+def _glance(e: Evidence) -> Html:
+    d, counts = e.diagnostics, e.data.counts
+    return page.cards(
+        [
+            ("draws", f"{e.n_draws:,} x {e.data.x.shape[1]}", "draws judged x chains"),
+            ("ess", number(round(_least_ess(e), 0)), "effective draws of the slowest scalar"),
+            ("restarts", number(d.restarts()), "fresh arrivals at the data end"),
+            ("acceptance", percent(float(e.acceptance.mean())), "mean acceptance"),
+            ("lambda", f"{e.barrier.value:.4g}", f"barrier Lambda, +- {e.barrier.error:.2g}"),
+            ("log_z", f"{e.log_z['bar'].value:.4g}", f"log Z (BAR), +- {e.log_z['bar'].error:.2g}"),
+            ("rows", f"{counts.rows:,}", "network rows"),
+        ]
+    )
+
+
+def _communication(e: Evidence, pictures: Html) -> Html:
+    d = e.diagnostics
+    slowest = int(e.acceptance.argmin())
+    rows: list[tuple[object, object]] = [
+        ("levels, sub-steps between them", f"{d.n_levels}, {e.data.substeps}"),
+        ("levels that Lambda asks for (2 Lambda + 1)", e.suggested_levels),
+        ("barrier Lambda", str(e.barrier)),
+        ("least acceptance", f"{percent(e.acceptance[slowest])} between levels {slowest} and {slowest + 1}"),
+        ("round trips counted", d.round_trips()),
+        ("round trips predicted", f"{e.predicted_round_trips:.1f}"),
+        ("fresh arrivals at the data end", d.restarts()),
+        ("iterations recorded", f"{d.n_iterations:,}"),
+    ]
+    if len(e.explored):
+        inner = e.explored[:-1] if len(e.explored) > 1 else e.explored
+        rows.append(("explorer's acceptance (least, median)", f"{percent(inner.min())}, {percent(np.median(inner))}"))
+    what = (
+        "Replicas travel between the noise end and the data end by swapping levels. Pairs that accept about half of"
+        " their swaps or more are fine; one that accepts almost none cuts the ladder in two."
+    )
+    return section("Communication", what, table(("", ""), rows, "communication"), pictures)
+
+
+def _scalar_figures(e: Evidence) -> list[figures.Picture]:
+    summaries: dict[str, ScalarSummary] = {s.name: s for s in e.scalars}
+    chosen = list(e.data.scalars.items())[:MAX_SCALAR_FIGURES]
+    return [figures.scalar(e, i, name, np.asarray(v), summaries.get(name)) for i, (name, v) in enumerate(chosen)]
+
+
+def _scalars(e: Evidence, pictures: Html) -> Html:
+    rows = [
+        (
+            s.name,
+            f"{s.mean.value:.4g}",
+            "constant" if s.is_constant else f"{s.mean.error:.2g}",
+            f"{s.ess:.0f}" if s.can_be_judged else "-",
+            f"{min(s.rhat, 99.0):.3f}" if s.can_be_judged else "-",
+            f"{s.drift:+.1f}" if s.can_be_judged else "-",
+        )
+        for s in e.scalars
+    ]
+    burnt = (
+        f"{len(e.data.x) - e.n_draws:,} of {len(e.data.x):,} draws a chain are not judged: burn-in, and targets no"
+        " longer in force (grey in the traces; a dashed line marks a change of target). Drift is the mean of the second"
+        " half of the others minus that of the first, in standard errors: beyond 4.5, burn-in is not over."
+    )
+    return section(
+        "Scalars and burn-in", burnt, table(("scalar", "mean", "+-", "ESS", "R-hat", "drift"), rows, "scalar"), pictures
+    )
+
+
+def _free_energy(e: Evidence, pictures: Html) -> Html:
+    names = {"down": "paths down", "up": "paths up", "bar": "both (Bennett)"}
+    rows = [(names[k], f"{z.value:.4g}", f"{z.error:.2g}") for k, z in e.log_z.items()]
+    what = "log Z_0 / Z_M, which is log E[exp(r)] for a tilted model. Paths down and paths up should agree."
+    if e.log_z_stride > 1:
+        what += f" From every {e.log_z_stride}-th recorded meeting."
+    return section("Free energy", what, table(("", "log Z", "+-"), rows, "log_z"), pictures)
+
+
+def _cost(e: Evidence) -> Html:
+    counts, least = e.data.counts, _least_ess(e)
+    seconds = e.data.trace.get("seconds")
+    rows: list[tuple[object, object]] = [
+        ("network rows", f"{counts.rows:,}"),
+        ("network calls", f"{counts.calls:,}"),
+        ("rows with a gradient", f"{counts.gradient_rows:,}"),
+        ("rewards", f"{counts.rewards:,}"),
+        ("rows that were not finite", f"{sum(counts.nonfinite.values()):,}"),
+        ("seconds", number(float(seconds[-1]), 3) if seconds is not None and len(seconds) else "-"),
+        ("network rows per effective draw", f"{counts.rows / least:,.0f}" if least > 0 else "-"),
+    ]
+    return section("Cost", "Of the whole run, burn-in included.", table(("", ""), rows, "cost"))
+
+
+def _judged_or_all(e: Evidence) -> np.ndarray:
+    return e.data.x[e.judged] if e.n_draws else e.data.x
+
+
+def _samples(e: Evidence, pictures: Html) -> Html:
+    x = _judged_or_all(e)
+    if pictures or not x.size or np.issubdtype(x.dtype, np.floating):
+        return section("Samples", pictures or ("None of them is finite." if x.size else "None yet."))
+    flat = x.reshape(-1, math.prod(x.shape[2:]))
+    common = Counter(map(tuple, flat.tolist())).most_common(MAX_TEXTS)
+    rows = [(" ".join(map(str, tokens)), percent(n / len(flat))) for tokens, n in common if n > 1]
+    last = [(" ".join(map(str, tokens)), "") for tokens in flat[-MAX_TEXTS:].tolist()]
+    return section(
+        "Samples",
+        table(("most frequent", "share"), rows, "frequent") if rows else "",
+        table(("last draws", ""), last, "last"),
+    )
+
+
+def _history(data: RunData) -> Html:
+    n = np.bincount(np.asarray(data.target, dtype=int), minlength=len(data.targets))
+    rows = [
+        (i, f"{t['from_iteration']:,}", f"{n[i]:,}", "; ".join(map(_reward, t["rewards"])) or "no reward")
+        for i, t in enumerate(data.targets)
+    ]
+    return section("Targets", table(("", "from iteration", "draws", "reward terms"), rows, "target"))
+
+
+def _reward(term: Any) -> str:
+    if not isinstance(term, dict):
+        return str(term)
+    options = ", ".join(f"{k} = {v}" for k, v in term.items() if k != "name")
+    return f"{term.get('name', '?')} ({options})" if options else str(term.get("name", "?"))
+
+
+def _configuration(data: RunData) -> Html:
+    blocks = [("configuration", data.config)]
+    if data.path is not None:
+        with suppress(OSError, ValueError):
+            blocks.append(("versions and seed", json.loads((data.path / "run.json").read_text())))
+    parts = [
+        Html(f"<details><summary>{name}</summary><pre>{page.html(_pretty(value))}</pre></details>")
+        for name, value in blocks
+        if value
+    ]
+    return section("Configuration", *parts) if parts else Html("")
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, indent=2, default=str)
+
+
+# -- comparison ----------------------------------------------------------------------------------------------
+
+
+def write_comparison(runs: Sequence[RunData], path: str | Path) -> Path:
+    """Several runs on one page, at as many network rows as the shortest of them has."""
+    if not runs:
+        raise InputError("nothing to compare: give at least one run")
+    path = _page_path(path, "comparison.html")
+    names = _distinct([r.name for r in runs])
+    budget = min(r.counts.rows for r in runs)
+    cut = [Evidence(_within(r, budget)) for r in runs]
+    whole = [Evidence(r) for r in runs]
+    per_million = [1e6 * _least_ess(e) / max(1.0, _rows(e.data)[-1]) if e.n_draws else math.nan for e in cut]
+    verdicts = [judge(e) for e in whole]
+    pictures: list[figures.Picture | None] = [figures.efficiency(list(zip(names, per_million, strict=True)))]
+    pictures.append(figures.acceptances([(name, e.acceptance) for name, e in zip(names, whole, strict=True)]))
+    scalars = list(dict.fromkeys(s.name for e in whole for s in e.scalars))
+    for i, scalar in enumerate(scalars[:MAX_SCALAR_FIGURES]):
+        curves = [(n, *_running(e, scalar)) for n, e in zip(names, whole, strict=True)]
+        pictures.append(figures.running_means(i, scalar, curves, budget))
+
+    summary = [
+        (
+            name,
+            Html(f'<b class="{v.level}">{page.SIGNS[v.level]}</b> {page.html(v.level)}'),
+            f"{e.data.counts.rows:,}",
+            f"{_least_ess(c):.0f}" if not math.isnan(_least_ess(c)) else "-",
+            number(p, 3),
+            percent(float(e.acceptance.mean())),
+            len(e.data.levels),
+            str(e.barrier),
+            str(e.log_z["bar"]),
+            e.diagnostics.restarts(),
+        )
+        for name, v, e, c, p in zip(names, verdicts, whole, cut, per_million, strict=True)
+    ]
+    header = ("run", "verdict", "rows", "ESS", "ESS / 10^6 rows", "acceptance", "levels", "Lambda", "log Z", "arrivals")
+    means = [(scalar, *(_mean_of(e, scalar) for e in cut)) for scalar in scalars]
+    reasons = [
+        (n, "; ".join(v.reasons) or "nothing", "; ".join(v.advice)) for n, v in zip(names, verdicts, strict=True)
+    ]
+    text = page.document(
+        "Comparison",
+        f"{len(runs)} runs; ESS and means at {budget:,} network rows, which all of them have",
+        section("Summary", table(header, summary, "run")),
+        section(f"Means at {budget:,} network rows", table(("scalar", *names), means, "mean")),
+        section("Figures", page.figures(pictures)),
+        section("Verdicts", table(("run", "why", "what to do"), reasons, "verdict")),
+    )
+    return page.publish(path, text, pictures)
+
+
+def _rows(data: RunData) -> np.ndarray:
+    """Network rows spent by the time of each draw; in proportion to iterations where no trace was kept."""
+    if len(data.trace.get("rows", ())):
+        return np.interp(data.iteration, data.trace["iteration"], data.trace["rows"])
+    return data.counts.rows * data.iteration / max(1, data.iteration.max(initial=1))
+
+
+def _within(data: RunData, budget: float) -> RunData:
+    """The same run as it was when it had spent so many rows."""
+    n = max(1, int((_rows(data) <= budget).sum()))
+    front = {k: getattr(data, k)[:n] for k in ("x", "iteration", "replica", "born", "target")}
+    targets = data.targets[: int(front["target"].max(initial=0)) + 1]
+    return replace(data, **front, targets=targets, scalars={k: v[:n] for k, v in data.scalars.items()})
+
+
+def _running(e: Evidence, scalar: str) -> tuple[np.ndarray, np.ndarray]:
+    values = next((s.values.mean(1) for s in e.scalars if s.name == scalar), np.zeros(0))
+    return _rows(e.data)[e.judged][: len(values)], values.cumsum() / np.arange(1, len(values) + 1)
+
+
+def _mean_of(e: Evidence, scalar: str) -> str:
+    return next((_pm(s.mean) for s in e.scalars if s.name == scalar), "-")
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Runs of equal names get a number."""
+    n, seen = Counter(names), Counter[str]()
+    for_each = []
+    for name in names:
+        seen[name] += 1
+        for_each.append(name if n[name] == 1 else f"{name} ({seen[name]})")
+    return for_each

@@ -1,0 +1,54 @@
+"""Several copies of one model side by side, which a reward ties together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models import Model
+from crepe_diffusion.processes import FisherTable, Gaussian, Process
+from crepe_diffusion.processes.gaussian import GaussianProcess
+
+__all__ = ["Segments"]
+
+
+class Segments(Model):
+    """`n` independent copies of a model side by side: the event gets a leading segment axis.
+
+    A reward then couples the segments (trajectory stitching). One event costs `n` network rows.
+    """
+
+    def __init__(self, model: Model, n: int):
+        if int(n) != n or n < 1:
+            raise InputError(f"the number of segments must be a positive integer, got {n!r}")
+        self.model, self.n = model, int(n)
+        self.event_shape = (self.n, *model.event_shape)
+        self.dtype = model.dtype
+        self.network_rows = self.n * model.network_rows
+
+    def process(self) -> Process:
+        """The model's own, with its axes moved behind the segment axis and its measurements repeated along it."""
+        process = self.model.process()
+        if isinstance(process, GaussianProcess) and process.zero_mean is not None:
+            process = replace(process, zero_mean=process.zero_mean + 1)
+        if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
+            process = replace(process, information=process.information.tiled(self.n))
+        return process
+
+    @property
+    def network(self) -> Hashable:
+        return ("segments", self.n, self.model.network)
+
+    def predict(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.predict_together([self], x, t)[0]
+
+    def predict_together(self, models: Sequence[Model], x: Tensor, t: Tensor) -> list[Tensor]:
+        inner = [m.model for m in models]  # type: ignore[attr-defined]
+        out = self.model.predict_together(inner, x.flatten(0, 1), t.repeat_interleave(self.n))
+        return [p.reshape(len(x), self.n, *p.shape[1:]) for p in out]
+
+    def rows_together(self, models: Sequence[Model]) -> int:
+        return self.n * self.model.rows_together([m.model for m in models])  # type: ignore[attr-defined]

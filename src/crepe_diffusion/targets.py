@@ -1,0 +1,130 @@
+"""The law to sample from, as one data type with an algebra.
+
+pi_t(x)  ~  exp(r_t(x)) * prod_j p_j,t(x)^{c_j},        r_t(x) = gamma_t * r(E[x_0 | x_t = x])
+
+p ** 2.0                  tempering
+p * q                     composition
+guided(cond, uncond, w)   debiased classifier-free guidance
+p.tilt(reward)            reward tilting, posterior sampling
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models import Model
+from crepe_diffusion.processes.base import check_choice
+from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.schedules import anneal as annealing
+
+__all__ = ["Reward", "Target", "guided"]
+
+GUIDANCE = ("none", "gradient", "jacobian-free")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One term of the log-tilt: `scale * gamma(u) * function(z)`.
+
+    `on` says what the function sees: `"prediction"` (E[x_0 | x_t]; token probabilities for discrete models),
+    `"state"` (x_t itself), or `"mode"` (the most probable tokens). `guidance` says how the proposal uses its
+    gradient.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    anneal: Callable[[Tensor], Tensor] = field(default_factory=lambda: annealing.power(5))
+    guidance: str = "none"
+    on: str = "prediction"
+    scale: float = 1.0
+    name: str = "reward"
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InputError(f"a reward is a function of a batch, got {self.function!r}")
+        if not callable(self.anneal):
+            raise InputError(f"anneal must be a function such as anneal.power(5), got {self.anneal!r}")
+        check_choice("guidance", self.guidance, GUIDANCE)
+        check_choice("on", self.on, ("prediction", "state", "mode"))
+        if not math.isfinite(self.scale):
+            raise InputError(f"the scale of a reward must be finite, got {self.scale!r}")
+
+    def weight(self, t: Tensor, ladder: Ladder) -> Tensor:
+        """`scale * gamma` at each time."""
+        return self.scale * self.anneal(t if getattr(self.anneal, "of_time", False) else ladder.progress(t))
+
+
+@dataclass(frozen=True)
+class Target:
+    """Models with their exponents, and reward terms. Write `p ** 2 * q` and `.tilt(...)` rather than this.
+
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> p = GaussianMixture(weights=[1.0], means=[[0.0]], stds=[1.0])
+    >>> (p ** 2.0 * p).exponents
+    (3.0,)
+    """
+
+    factors: tuple[tuple[Model, float], ...]
+    rewards: tuple[Reward, ...] = ()
+
+    def __post_init__(self) -> None:
+        merged: dict[int, tuple[Model, float]] = {}
+        for model, c in self.factors:
+            if not isinstance(model, Model):
+                raise InputError(f"a factor must be a model of crepe_diffusion.models, got {model!r}")
+            if not isinstance(c, (int, float)) or not math.isfinite(c):
+                raise InputError(f"exponents must be finite numbers, got {c!r}")
+            before = merged.get(id(model), (model, 0.0))[1]
+            merged[id(model)] = (model, before + float(c))
+        object.__setattr__(self, "factors", tuple(merged.values()))
+        shapes = {m.event_shape for m in self.models}
+        if len(shapes) != 1:
+            raise InputError(f"models of one target must share their event shape, got {sorted(shapes)}")
+        if len({m.dtype for m in self.models}) != 1:
+            raise InputError(f"models of one target must share their dtype, got {[str(m.dtype) for m in self.models]}")
+        names = [r.name for r in self.rewards]
+        if len(set(names)) != len(names):
+            raise InputError(f"reward terms need different names, got {names}")
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        return tuple(model for model, _ in self.factors)
+
+    @property
+    def exponents(self) -> tuple[float, ...]:
+        return tuple(c for _, c in self.factors)
+
+    def __pow__(self, exponent: float) -> Target:
+        if not isinstance(exponent, (int, float)) or not math.isfinite(exponent):
+            raise InputError(f"an exponent must be a finite number, got {exponent!r}")
+        factors = tuple((model, c * exponent) for model, c in self.factors)
+        return Target(factors, tuple(replace(r, scale=r.scale * exponent) for r in self.rewards))
+
+    def __mul__(self, other: Model | Target) -> Target:
+        if isinstance(other, Model):
+            other = other.as_target()
+        if not isinstance(other, Target):
+            raise InputError(f"a target multiplies with models and targets, got {other!r}")
+        return Target(self.factors + other.factors, self.rewards + other.rewards)
+
+    def tilt(self, reward: Callable[[Tensor], Tensor], *, name: str | None = None, **options: Any) -> Target:
+        """Multiply by `exp(r)`; options are those of `Reward`. A black-box reward needs none of them."""
+        if name is None:
+            name = "reward" if not self.rewards else f"reward{len(self.rewards) + 1}"
+        return replace(self, rewards=(*self.rewards, Reward(reward, name=name, **options)))
+
+    def without(self, name: str) -> Target:
+        """The same target without the reward term of that name."""
+        if name not in [r.name for r in self.rewards]:
+            raise InputError(f"no reward term {name!r}; there are {[r.name for r in self.rewards]}")
+        return replace(self, rewards=tuple(r for r in self.rewards if r.name != name))
+
+
+def guided(conditional: Model, unconditional: Model, scale: float) -> Target:
+    """Debiased classifier-free guidance, `p^(1-w) p(.|c)^w` with `w = scale`."""
+    return Target(((unconditional, 1.0 - scale), (conditional, float(scale))))

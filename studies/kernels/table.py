@@ -1,0 +1,373 @@
+"""Kernels, proposals and samplers compared on problems with known truth; writes docs/kernels.md.
+
+    python -m studies.kernels [--quick] [--seed 0] [--out docs/kernels.md] [--from-json]
+
+Every number and every sentence with a number in that page comes from the JSON file beside it, which this command
+writes first. Costs are network rows as the samplers count them, set-up included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.kernels import Bounce, Explorer, Langevin
+from crepe_diffusion.models import GaussianMixture
+from crepe_diffusion.processes import EulerMaruyama, Gaussian, Oracle, Process
+from crepe_diffusion.proposals import Proposal
+from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers import SMC, Plain, ReplicaExchange
+from studies.kernels.page import Record, figure, page
+from studies.kernels.problems import SETTINGS, TASKS, Problem
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to run. Iterations are those of a chain whose set-up is free; set-up is then paid out of them."""
+
+    n_seeds: int = 1
+    n_groups: int = 4
+    n_levels: int = 33
+    kernel_chains: int = 12
+    kernel_iterations: int = 160
+    kernel_iterations_20d: int = 260
+    order_rows: float = 2e5
+    oracle_iterations: int = 160
+    versus_rows: float = 5e4
+    versus_groups: int = 6
+    steps: tuple[int, ...] = (8, 16, 32, 64)
+
+
+QUICK = Effort(
+    n_seeds=1, kernel_chains=6, kernel_iterations=20, kernel_iterations_20d=20, order_rows=1e4,
+    oracle_iterations=20, versus_rows=12e3, versus_groups=2, n_levels=17, steps=(8, 16),
+)  # fmt: skip
+
+
+def mean_and_error(values: list[float]) -> tuple[float, float]:
+    v = torch.tensor(values, dtype=torch.float64)
+    return float(v.mean()), float(v.std() / math.sqrt(len(v))) if len(v) > 1 else math.nan
+
+
+def mode_ess(problem: Problem, x: Tensor) -> float:
+    """Effective sample size of the mode that mixes worst, of those that hold more than 2 % of the truth.
+
+    From the variance between chains. The autocorrelation of one chain misses a small but long tail: replicas of
+    different lineage alternate at level 0 and look independent, while the share of the ladder that sits in a mode
+    changes slowly.
+    """
+    shares = problem.per_chain(problem.mode_weights, x)[:, problem.mode_truth > 0.02]
+    w = shares.mean(0)
+    return float((len(shares) * w * (1 - w) / shares.var(0)).min())
+
+
+@dataclass(frozen=True)
+class Run:
+    """Draws of several replicates, each of which paid `rows` network rows, set-up included."""
+
+    replicates: list[Tensor]
+    rows: float
+    sampling_rows: float
+    barrier: float
+
+    @property
+    def draws(self) -> Tensor:
+        return torch.cat(self.replicates, 1)
+
+
+def run_chain(
+    problem: Problem,
+    n_levels: int,
+    substeps: int,
+    *,
+    rows: float,
+    n_chains: int,
+    n_groups: int,
+    seed: int,
+    process: Process | None = None,
+    proposal: Proposal | None = None,
+    explorer: Explorer | None = None,
+    burn_in: float = 0.25,
+) -> Run:
+    """Replica exchange on `rows` network rows for each group of `n_chains` chains.
+
+    Groups share one batch and one measurement of the Fisher variance, which is charged to each of them.
+    """
+    chain = ReplicaExchange(
+        problem.target, problem.ladder(n_levels, substeps), n_chains=n_chains * n_groups, seed=seed,
+        process=process, proposal=proposal, explorer=explorer,
+    )  # fmt: skip
+    counts = chain.evaluate.counts
+    initial = n_chains * n_groups * len(chain.ladder.times) * chain.evaluate.network_rows
+    fit = counts.rows - initial
+    chain.step()
+    step = counts.rows - initial - fit
+    n = max(8, int((n_groups * (rows - fit) - initial) / step) - 1)
+    skip = int(burn_in * n)
+    out = chain.sample(n - skip, burn_in=skip)
+    return Run(
+        replicates=list(out.x.split(n_chains, 1)),
+        rows=fit + (out.evaluations.rows - fit) / n_groups,
+        sampling_rows=step * (n - skip),
+        barrier=out.diagnostics.barrier().value,
+    )
+
+
+# -- the four parts ------------------------------------------------------------------------------------------
+
+
+def kernels(problem: Problem) -> Iterator[tuple[str, Process]]:
+    """The kernels that apply; a diagonal variance only where scales differ between coordinates."""
+    p = problem.target.models[0]
+    assert isinstance(p, GaussianMixture)
+    mean = p.weights @ p.means
+    total = p.weights @ (p.eigenvalues + (p.means - mean) ** 2)
+    yield "Fisher", Gaussian()
+    if "stiff" in problem.name and problem.setting.dimension > 1:
+        yield "Fisher, diagonal", Gaussian(variance="fisher-diagonal")
+    yield "v = d", Gaussian(variance=math.inf)
+    yield "DDPM", Gaussian(variance=0.0)
+    yield "Euler", EulerMaruyama()
+    if sum(problem.target.exponents) != 1:
+        yield "Euler, reference", EulerMaruyama(reference=float(total.mean().sqrt()))
+
+
+def compare_kernels(problem: Problem, effort: Effort, seed: int) -> Iterator[Record]:
+    """Error, barrier and cost of each kernel with each proposal, at equal rows."""
+    proposals = ("balanced",) if sum(problem.target.exponents) == 1 else ("balanced", "paper")
+    iterations = effort.kernel_iterations_20d if problem.setting.dimension == 20 else effort.kernel_iterations
+    rows = iterations * effort.kernel_chains * effort.n_levels * len(problem.target.models)
+    for kernel, process in kernels(problem):
+        for k in proposals:
+            runs = [
+                run_chain(
+                    problem, effort.n_levels, 1, rows=rows, n_chains=effort.kernel_chains, n_groups=effort.n_groups,
+                    seed=seed + i, process=process, proposal=Proposal(k),
+                )
+                for i in range(effort.n_seeds)
+            ]  # fmt: skip
+            draws = torch.cat([r.draws for r in _equal_length(runs)], 1)
+            tv, floor = problem.total_variation(problem.per_chain(problem.cell_weights, draws))
+            energy = problem.energy_distance(draws, Stream(seed).at("energy")) if len(problem.setting.rest) else None
+            errors = [problem.mode_error(x.flatten(0, 1)) for r in runs for x in r.replicates]
+            effective = mode_ess(problem, draws)
+            scale = problem.standardised(draws.flatten(0, 1)).var(0)[problem.setting.n_core :]
+            yield {
+                "problem": problem.name, "setting": problem.setting.name, "task": problem.task.__name__,
+                "total_exponent": sum(problem.target.exponents), "kernel": kernel, "proposal": k,
+                "tv": tv, "tv_floor": floor, "energy": energy,
+                "mode_error": mean_and_error(errors), "barrier": mean_and_error([r.barrier for r in runs]),
+                "rows_per_ess": sum(r.sampling_rows for r in runs) / effective,
+                # Chains that never change their mode still differ from one another: what is seen is then a bound.
+                "stuck": effective < 2 * draws.shape[1], "rows": sum(r.rows for r in runs) / len(runs),
+                "worst_variance": float(scale[(scale - 1).abs().argmax()]) if len(scale) else None,
+            }  # fmt: skip
+
+
+def _equal_length(runs: list[Run]) -> list[Run]:
+    n = min(len(r.draws) for r in runs)
+    return [Run([x[:n] for x in r.replicates], r.rows, r.sampling_rows, r.barrier) for r in runs]
+
+
+def measure_order(problem: Problem, effort: Effort, seed: int) -> Iterator[Record]:
+    """Error against the number of steps of the default kernel, and the slope of their logarithms."""
+    points: dict[str, list[Record]] = {"total variation": []}
+    if problem.setting.rest:
+        points["energy distance"] = []
+    for steps in effort.steps:
+        n_levels, substeps = steps // 2 + 1, 2
+        # A replica needs M iterations from end to end; the rows that are left go into more chains.
+        iterations = max(120, 16 * (n_levels - 1))
+        rows = effort.order_rows * steps / effort.steps[1]
+        n_chains = max(16, int(rows / (iterations * n_levels * substeps)))
+        run = run_chain(
+            problem, n_levels, substeps, rows=rows * len(problem.target.models), n_chains=n_chains, n_groups=1,
+            seed=seed + steps,
+        )  # fmt: skip
+        for metric, series in points.items():
+            part = _variation if metric == "total variation" else _energy
+            series.append(
+                {"steps": steps, "levels": n_levels, **part(problem, run.draws, Stream(seed).at("energy", steps))}
+            )
+    for metric, series in points.items():
+        usable = [p for p in series if p["error"] > 2 * p["noise"]]
+        yield {
+            "problem": problem.name, "setting": problem.setting.name, "task": problem.task.__name__,
+            "metric": metric, "points": series, "order": fitted_order(usable), "n_used": len(usable),
+        }  # fmt: skip
+
+
+def _energy(problem: Problem, draws: Tensor, stream: Stream) -> Record:
+    """The square root of the energy distance, and its noise."""
+    squared, error = problem.energy_distance(draws, stream)
+    value = math.sqrt(max(squared, 0.0))
+    return {"error": value, "noise": math.sqrt(error) if squared < error else error / (2 * value), "raw": squared}
+
+
+def _variation(problem: Problem, draws: Tensor, stream: Stream) -> Record:
+    """Total variation without its Monte Carlo part, and the noise of what is left by a jackknife over chains."""
+    shares = problem.per_chain(problem.cell_weights, draws)
+    raw, floor = problem.total_variation(shares)
+    groups = shares.split(max(1, len(shares) // 8))
+    parts = [problem.total_variation(torch.cat(groups[:i] + groups[i + 1 :]))[0] for i in range(len(groups))]
+    spread = torch.tensor(parts, dtype=torch.float64)
+    noise = float(((len(parts) - 1) * spread.var(unbiased=False)).sqrt())
+    return {"error": math.sqrt(max(raw**2 - floor**2, 0.0)), "noise": max(noise, floor / 4), "raw": raw, "floor": floor}
+
+
+def fitted_order(points: list[Record]) -> tuple[float, float] | None:
+    """Slope of log error against -log steps by weighted least squares; its error is widened where the fit is poor."""
+    if len(points) < 3:
+        return None
+    x = -torch.tensor([math.log(p["steps"]) for p in points], dtype=torch.float64)
+    y = torch.tensor([math.log(p["error"]) for p in points], dtype=torch.float64)
+    w = torch.tensor([(p["error"] / p["noise"]) ** 2 for p in points], dtype=torch.float64).clamp(max=400)
+    x_mean, y_mean = (w @ x) / w.sum(), (w @ y) / w.sum()
+    s_xx = w @ (x - x_mean) ** 2
+    slope = (w @ ((x - x_mean) * (y - y_mean))) / s_xx
+    chi2 = (w @ (y - y_mean - slope * (x - x_mean)) ** 2) / (len(points) - 2)
+    return float(slope), float((chi2.clamp(min=1) / s_xx).sqrt())
+
+
+def check_oracle(problem: Problem, effort: Effort, seed: int) -> Record:
+    """The chain with exact log-densities in place of L_j against the truth, in standard errors over chains."""
+    problem = Problem(problem.setting, problem.task)
+    oracle = Oracle(Gaussian(), tuple(m.log_prob for m in problem.target.models if isinstance(m, GaussianMixture)))
+    chain = ReplicaExchange(problem.target, problem.ladder(13, 2), n_chains=64, seed=seed, process=oracle)
+    out = chain.sample(effort.oracle_iterations, burn_in=effort.oracle_iterations // 3)
+    return {
+        "problem": problem.name, "setting": problem.setting.name, "task": problem.task.__name__,
+        "modes": z_scores(problem.per_chain(problem.mode_weights, out.x), problem.mode_truth),
+        "cells": z_scores(problem.per_chain(problem.cell_weights, out.x), problem.cell_truth),
+    }  # fmt: skip
+
+
+def z_scores(shares: Tensor, truth: Tensor) -> list[float]:
+    """How far the mean over chains is from the truth, in standard errors."""
+    return ((shares.mean(0) - truth) / (shares.std(0) / math.sqrt(len(shares)))).tolist()
+
+
+def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Record]:
+    """Error of the mode weights of each sampler at equal rows for each replicate."""
+    n_models = len(problem.target.models)
+    rows, groups, n_levels = effort.versus_rows * n_models, effort.versus_groups, effort.n_levels
+    explorers: list[tuple[str, Explorer | None]] = [
+        ("CREPE", None),
+        ("CREPE, Bounce", Bounce()),
+        ("CREPE, Langevin", Langevin()),
+    ]
+    for name, explorer in explorers:
+        errors, costs = [], []
+        for i in range(effort.n_seeds):
+            run = run_chain(
+                problem, n_levels // 2 + 1, 2, rows=rows, n_chains=4, n_groups=groups, seed=seed + i, explorer=explorer
+            )
+            errors += [problem.mode_error(x.flatten(0, 1)) for x in run.replicates]
+            costs.append(run.rows)
+        yield _versus(problem, name, errors, costs)
+    variants = ["rne", "fkc", "fkc-noise"] + (["twisted", "fk-steering"] if problem.target.rewards else [])
+    for weights, small in [(v, False) for v in variants] + [("rne", True)]:
+        errors, costs = [], []
+        for i in range(effort.n_seeds):
+            replicates, cost = run_smc(problem, n_levels, weights, rows, groups, seed + i, 64 if small else None)
+            errors += [problem.mode_error(x, w) for x, w in replicates]
+            costs.append(cost)
+        yield _versus(problem, f"SMC, {weights}" + (", batches of 64" if small else ""), errors, costs)
+    errors, costs = [], []
+    for i in range(effort.n_seeds * groups):
+        sampler = Plain(problem.target, problem.ladder(n_levels), seed=seed + i)
+        fit = sampler.evaluate.counts.rows
+        x = sampler.sample(max(1, int((rows - fit) / ((n_levels - 1) * n_models))))
+        errors.append(problem.mode_error(x))
+        costs.append(sampler.evaluate.counts.rows)
+    yield _versus(problem, "guidance alone", errors, costs)
+
+
+def run_smc(
+    problem: Problem, n_levels: int, weights: str, rows: float, n_groups: int, seed: int, batch: int | None
+) -> tuple[list[tuple[Tensor, Tensor]], float]:
+    """Weighted draws of each replicate and what it paid; one batch of particles each, or as many of `batch` as fit."""
+    # Feynman-Kac correctors use no denoising variance, so none is measured for them.
+    process = Gaussian(variance=0.0) if weights.startswith("fkc") else None
+    n_models = len(problem.target.models)
+    per_particle = n_levels * n_models
+    if weights.startswith("fkc") and problem.target.rewards:
+        per_particle += (n_levels - 1) * n_models
+    fit = 0 if process else (256 * n_levels + 2) * n_models
+    n = int((rows - fit) / per_particle)
+    n_batches, n = (n // batch, batch) if batch else (1, n)
+    smc = SMC(
+        problem.target, problem.ladder(n_levels), n_particles=n, n_batches=n_batches * n_groups, weights=weights,
+        seed=seed, process=process,
+    )  # fmt: skip
+    fit = smc.evaluate.counts.rows
+    out = smc.sample()
+    x, w = out.x.split(n_batches), (out.log_weights.exp() / n_batches).split(n_batches)
+    paid = fit + (out.evaluations.rows - fit) / n_groups
+    return [(a.flatten(0, 1), b.flatten()) for a, b in zip(x, w, strict=True)], paid
+
+
+def _versus(problem: Problem, sampler: str, errors: list[float], costs: list[float]) -> Record:
+    return {
+        "problem": problem.name, "setting": problem.setting.name, "task": problem.task.__name__, "sampler": sampler,
+        "mode_error": mean_and_error(errors), "rows": sum(costs) / len(costs), "n": len(errors),
+    }  # fmt: skip
+
+
+def measure(effort: Effort, seed: int, advance: Callable[[str, Record], None]) -> Record:
+    """All parts on all problems."""
+    results: Record = {"effort": asdict(effort), "seed": seed, "kernels": [], "orders": [], "oracle": [], "versus": []}
+    for setting in SETTINGS:
+        for task in TASKS:
+            problem = Problem(setting, task, torch.float32)
+            advance(problem.name, results)
+            results["kernels"] += compare_kernels(problem, effort, seed)
+            results["orders"] += measure_order(problem, effort, seed)
+            results["oracle"].append(check_oracle(problem, effort, seed))
+            results["versus"] += compare_samplers(problem, effort, seed)
+    return results
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.kernels", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("docs/kernels.md"))
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--from-json", action="store_true", help="write the page anew from the numbers beside it")
+    options = parser.parse_args(arguments)
+    store = options.out.with_suffix(".json")
+    command = "python -m studies.kernels" + (" --quick" if options.quick else "")
+    if options.from_json:
+        results = json.loads(store.read_text())
+    else:
+        from rich.progress import Progress
+
+        torch.set_num_threads(1)  # batches this small gain nothing from a second thread
+        with Progress(disable=options.quiet) as bars:
+            bar = bars.add_task("problems", total=len(SETTINGS) * len(TASKS) + 1)
+
+            def advance(name: str, _: Record) -> None:
+                bars.update(bar, advance=1, description=name)
+
+            results = measure(QUICK if options.quick else Effort(), options.seed, advance)
+        store.parent.mkdir(parents=True, exist_ok=True)
+        store.write_text(json.dumps(results))
+    figure(results, options.out.parent / "figures" / "kernels-order.png")
+    options.out.write_text(page(results, command))
+    print(f"Wrote {options.out}, {store} and {options.out.parent / 'figures' / 'kernels-order.png'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Planning in a maze as a run: `crepe-diffusion run maze-plan`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.run.experiment import Experiment
+from crepe_diffusion.stitching import Segments
+from studies.mazes.evaluate import ends, judge, passes
+from studies.mazes.model import load
+from studies.mazes.stitch import Style, segments_for, terms, way_point_term
+
+__all__ = ["maze_plan"]
+
+
+def maze_plan(
+    maze: str = "medium",
+    task: int = 1,
+    n_segments: int = 0,
+    width: float = 0.08,
+    caution: float = 1.5,
+    n_levels: int = 121,
+    via: list[float] = [],  # noqa: B006 - options are read, never changed
+) -> Experiment:
+    """Stitch 64-step trajectories of a point maze into a way from start to goal; rewards of kind `way-point` refine it.
+
+    `maze` is the name of shipped weights or a file of them, `task` one of OGBench's five; `n_segments` 0 takes enough.
+    `via` is a point, in units of the maze, whose passing is to be recorded as a scalar.
+    """
+    grid, model = load(maze)
+    if not 1 <= task <= len(grid.tasks):
+        raise InputError(f"task must be between 1 and {len(grid.tasks)}, got {task!r}")
+    if len(via) not in (0, 2):
+        raise InputError(f"via must be a point [x, y] or nothing, got {via!r}")
+    way = grid.tasks[task - 1]
+    n = n_segments or segments_for(grid, way)
+    style = Style(width=width, caution=caution, n_levels=n_levels)
+    start, goal = ends(grid, way)
+    coupling, steps = terms(grid, model, way, n, style), style.ladder()
+
+    def way_point(plans: Tensor, x: float, y: float) -> Tensor:
+        return way_point_term(grid, model, n, style, torch.tensor([x, y])).function(plans)
+
+    def share(name: str):  # type: ignore[no-untyped-def]
+        return lambda x: getattr(judge(grid, grid.unnormalise(x), start, goal), name).double()
+
+    scalars = {"success": share("success"), "length": lambda x: _length(grid.unnormalise(x))}
+    if via:
+        scalars["via"] = lambda x: passes(grid.unnormalise(x), torch.tensor(via)).double()
+    return Experiment(
+        Segments(model, n).as_target(),
+        rewards={"way-point": way_point},
+        terms={term.name: term for term in coupling},
+        anneals={"matched": way_point_term(grid, model, n, style, torch.zeros(2)).anneal},
+        scalars=scalars,
+        defaults={
+            "ladder": {"kind": "times", "times": steps.times.tolist(), "finish": list(steps.finish)},
+            "sampler": {"n_chains": 2, "explorer": "restitch", "clip": style.clip or 0.0},
+            "reward": [{"name": term.name, "kind": "python"} for term in coupling],
+            "output": {"burn_in": 50},
+            "stop": {"iterations": 200},
+        },
+    )
+
+
+def _length(plans: Tensor) -> Tensor:
+    """How far the agent walks, in units of the maze."""
+    return plans.flatten(1, 2).diff(dim=1).norm(dim=-1).sum(1).double()

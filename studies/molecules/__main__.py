@@ -1,0 +1,254 @@
+"""python -m studies.molecules COMMAND"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.run.files import publish
+from studies.molecules.peptides import PEPTIDES, peptide
+
+DATA = Path("data/molecules")
+RUNS = Path("runs/molecules")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m studies.molecules", description=__doc__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--peptide", choices=PEPTIDES, default="dipeptide")
+    shared.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where trajectories are kept")
+    shared.add_argument(
+        "--equilibration", type=float, default=500.0, metavar="PS", help="left out at the start of each trajectory"
+    )
+
+    sub = commands.add_parser("md", parents=[shared], help="molecular dynamics; goes on where it was left")
+    sub.add_argument("--temperature", type=float, nargs="+", metavar="K", help="rungs (default: the peptide's own)")
+    sub.add_argument("--walker", type=int, default=0, metavar="I", help="one process, one folder, one start")
+    sub.add_argument("--engine", default="lanes", help="lanes (sixteen replicas at once) or openmm (one by one)")
+    sub.add_argument("--ns", type=float, default=80.0, help="length of each rung's trajectory, since the beginning")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.set_defaults(command=_md)
+
+    sub = commands.add_parser("check", parents=[shared], help="whether dynamics have converged")
+    sub.set_defaults(command=_check)
+
+    sub = commands.add_parser("train", parents=[shared], help="train on hot frames; goes on where it was left")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: DATA/PEPTIDE/training-NOISE")
+    sub.add_argument(
+        "--network",
+        default="pairs",
+        help="pairs, pairs-large (tetra- and hexapeptide), pairs-small, pairs-tiny or egnn",
+    )
+    sub.add_argument("--noise", default="all", help="all, or low or high: one of two parts for `join`")
+    sub.add_argument("--walker", type=int, metavar="I", help="only frames of this walker (default: of all)")
+    sub.add_argument("--steps", type=int, default=56_000)
+    sub.add_argument("--batch", type=int, default=256)
+    sub.add_argument("--rate", type=float, default=1e-3)
+    sub.add_argument("--unfolded", action="store_true", help="show the network whichever hand there is")
+    sub.add_argument("--start", type=Path, metavar="FILE", help="weights to begin from")
+    sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
+    sub.add_argument("--threads", type=int, default=1)
+    sub.set_defaults(command=_train)
+
+    sub = commands.add_parser("join", help="one model from the parts trained with --noise low and --noise high")
+    sub.add_argument("low", type=Path)
+    sub.add_argument("high", type=Path)
+    sub.add_argument("--out", type=Path, required=True, metavar="FILE")
+    sub.set_defaults(command=_join)
+
+    sub = commands.add_parser("temper", parents=[shared], help="sample cold by every method; goes on where it was left")
+    sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--rows", type=int, default=1_500_000, help="network evaluations of each method and seed")
+    sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
+    sub.add_argument("--threads", type=int, default=1)
+    sub.set_defaults(command=_temper)
+
+    sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
+    sub.set_defaults(command=_report)
+
+    sub = commands.add_parser("page", help="write docs/molecules.md from what the other commands left")
+    sub.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where `check` and `md` wrote")
+    sub.add_argument("--runs", type=Path, default=RUNS, metavar="DIR", help="where `report` wrote, a folder a peptide")
+    sub.add_argument("--docs", type=Path, default=Path("docs"), metavar="DIR")
+    sub.set_defaults(command=_page)
+
+    sub = commands.add_parser("subset", parents=[shared], help="a few blocks of frames, as shipped for the tiny preset")
+    sub.add_argument("--out", type=Path, required=True, metavar="DIR")
+    sub.add_argument("--blocks", type=int, default=25, help="of 20 frames, at each temperature")
+    sub.set_defaults(command=_subset)
+
+    sub = commands.add_parser("tiny", help="everything after dynamics in small, from what is shipped: under a minute")
+    sub.add_argument("--out", type=Path, default=RUNS / "tiny", metavar="DIR")
+    sub.set_defaults(command=_tiny)
+
+    given = parser.parse_args(argv)
+    try:
+        return given.command(given)
+    except InputError as error:
+        print(f"molecules: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _md(given: argparse.Namespace) -> int:
+    from studies.molecules.dynamics import BLOCK, INTERVAL, Walker
+
+    chosen = peptide(given.peptide)
+    temperatures = tuple(given.temperature or chosen.temperatures)
+    folder = given.data / chosen.name / f"walker-{given.walker}"
+    walker = Walker(folder, chosen, temperatures, given.walker, given.seed, given.engine)
+    start = walker.open()
+    wanted = round(given.ns * 1000 / (BLOCK * INTERVAL))
+    first, began, said = start.n_blocks, time.monotonic(), 0.0
+    for state in walker.run(start) if first < wanted else ():
+        done, spent = state.n_blocks, time.monotonic() - began
+        if spent - said > 60 or done == wanted:
+            said = spent
+            length = done * BLOCK * INTERVAL / 1000
+            speed = (done - first) * BLOCK * INTERVAL / 1000 * len(temperatures) / spent * 3600
+            share = state.n_accepted / max(1, state.n_attempted)
+            print(
+                f"{chosen.name} walker {given.walker}: {length:.2f} of {given.ns:g} ns at each of {len(temperatures)} "
+                f"rungs, {speed:.0f} ns/h in all, neighbours accept {share:.3f}",
+                flush=True,
+            )
+            facts = {"engine": given.engine, "n_rungs": len(temperatures), "hours": spent / 3600, "ns_per_hour": speed}
+            publish(folder / "speed.json", json.dumps(facts, indent=1).encode())
+        if done >= wanted:
+            break
+    return 0
+
+
+def _check(given: argparse.Namespace) -> int:
+    from studies.molecules import convergence, data
+
+    chosen, found = peptide(given.peptide), []
+    for temperature in sorted({chosen.cold, chosen.hot}):
+        walkers = data.load_walkers(given.data, chosen, temperature, given.equilibration)
+        facts = convergence.examine(walkers, chosen.atoms)
+        found.append({"temperature": temperature, **facts})
+        size = f"{facts['n_trajectories']} trajectories of {facts['n_walkers']} walkers, {facts['ns']:.1f} ns"
+        print(f"{chosen.name} at {temperature:g} K: {size}")
+        for name, basin in facts["basins"].items():
+            line = f"  {name:8s} {basin['share']:.4f} +- {basin['error']:.4f}   halves z = {basin['z_halves']:+.1f}"
+            if basin["z_walkers"] is not None:
+                line += f"   walkers |z| <= {basin['z_walkers']:.1f}"
+            print(line)
+        print(f"  changes of sign of phi, within blocks: {facts['crossings']}")
+        print(f"  {facts['verdict']}")
+    publish(given.data / chosen.name / "check.json", json.dumps(found, indent=1).encode())
+    return 0
+
+
+def _train(given: argparse.Namespace) -> int:
+    import torch
+
+    from studies.molecules import data, model
+    from studies.molecules.geometry import alphas, bonds, methyls, stereocentres
+
+    torch.set_num_threads(given.threads)
+    chosen = peptide(given.peptide)
+    if given.network not in model.NETWORKS:
+        raise InputError(f"network must be one of {', '.join(model.NETWORKS)}, got {given.network!r}")
+    frames = data.split(data.load(given.data, chosen, chosen.hot, given.equilibration, given.ps, given.walker))
+    if given.noise not in model.NOISE:
+        raise InputError(f"noise must be one of {', '.join(model.NOISE)}, got {given.noise!r}")
+    mean, std = model.NOISE[given.noise]
+    settings = replace(model.SETTINGS, n_steps=given.steps, batch=given.batch, rate=given.rate)
+    settings = replace(settings, noise_mean=mean, noise_std=std)
+    folder = given.out or given.data / chosen.name / f"training-{given.noise}"
+    about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
+    pairs, network = bonds(chosen), model.NETWORKS[given.network]
+    # Volumes show a network which hand is which; one that sees distances only has to know both.
+    handed = network["kind"] == "pairs"
+    centres, groups = (stereocentres(pairs), None) if handed else (None, methyls(pairs))
+    if handed and not given.unfolded:
+        network = network | {"fold": {"alphas": alphas(pairs).tolist(), "methyls": methyls(pairs).tolist()}}
+    for line in model.train_model(
+        frames, folder, chosen.name, network, settings, centres, groups, about, start=given.start
+    ):
+        print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
+    return 0
+
+
+def _join(given: argparse.Namespace) -> int:
+    from studies.molecules import model
+
+    model.join(given.low, given.high, given.out)
+    print(given.out)
+    return 0
+
+
+def _temper(given: argparse.Namespace) -> int:
+    import torch
+
+    from studies.molecules import model, tempering
+
+    torch.set_num_threads(given.threads)
+    chosen = peptide(given.peptide)
+    folder = given.out or RUNS / chosen.name
+    methods = tuple(given.methods or tempering.METHODS)
+    budget = tempering.Budget(rows=given.rows)
+    began = time.monotonic()
+    trained = model.load(given.weights or chosen.name)
+    for path in tempering.temper(trained, chosen.beta, folder, budget, tuple(given.seeds), methods):
+        print(f"{time.monotonic() - began:8.0f} s  {path}", flush=True)
+    return 0
+
+
+def _report(given: argparse.Namespace) -> int:
+    from studies.molecules import data, report
+    from studies.molecules.metrics import Truth
+
+    chosen = peptide(given.peptide)
+    folder = given.out or RUNS / chosen.name
+    cold, hot = (
+        Truth(chosen, t, data.load(given.data, chosen, t, given.equilibration)) for t in (chosen.cold, chosen.hot)
+    )
+    rows = report.rows_of(cold, hot, folder, given.samples, lambda name: print(f"measuring: {name}", flush=True))
+    report.write(rows, cold, folder)
+    print(report.table(rows, chosen))
+    return 0
+
+
+def _page(given: argparse.Namespace) -> int:
+    from studies.molecules.page import write_page
+
+    weights = Path(str(files("studies.molecules") / "weights"))
+    print(f"Wrote {write_page(given.runs, given.data, weights, given.docs)}")
+    return 0
+
+
+def _subset(given: argparse.Namespace) -> int:
+    from studies.molecules import data
+
+    chosen = peptide(given.peptide)
+    for path in data.subset(given.data, chosen, given.out, given.blocks, given.equilibration):
+        print(path)
+    return 0
+
+
+def _tiny(given: argparse.Namespace) -> int:
+    import torch
+
+    from studies.molecules import tiny
+
+    torch.set_num_threads(1)
+    print(tiny.run(given.out))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

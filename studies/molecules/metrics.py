@@ -1,0 +1,126 @@
+"""How far samples of a molecule are from molecular dynamics.
+
+energy, distance   TV = 1/2 sum_b |p_b - q_b|          on 200 bins that span the truth, and what falls outside them
+W2                 min_P sum_ij P_ij |x_i - y_j|^2      its root, after superposition on one reference (POT)
+TICA MMD           |E k(a, .) - E k(b, .)|              in the plane of the two slowest torsional motions
+dF                 -kT log P(phi > 0) / P(phi <= 0)     between the basins of the Ramachandran plane
+
+A distance of two samples of the same law is not zero. `between_halves` says what it is for the truth itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import ot
+from deeptime.decomposition import TICA
+from scipy.spatial.distance import cdist, pdist
+
+from crepe_diffusion.errors import InputError
+from studies.molecules.convergence import basins
+from studies.molecules.dynamics import BLOCK
+from studies.molecules.geometry import aligned, backbone, dihedrals, distances
+from studies.molecules.peptides import GAS_CONSTANT, Peptide, energies
+
+__all__ = ["METRICS", "Truth", "between_halves", "evaluate", "free_energy", "mmd", "total_variation", "w2"]
+
+METRICS = ("energy TVD", "distance TVD", "W2", "TICA MMD", "dF")
+BINS = 200  # as in Akhound-Sadegh et al. (2024)
+LAG = 8  # frames, the paper's
+
+
+def total_variation(truth: np.ndarray, samples: np.ndarray, bins: int = BINS) -> float:
+    """Between histograms whose bins span the truth; samples outside them count as wrong, not as absent."""
+    counts, edges = np.histogram(truth, bins=bins)
+    p, q = counts / np.size(truth), np.histogram(samples, bins=edges)[0] / np.size(samples)
+    return float(0.5 * (np.abs(p - q).sum() + 1 - q.sum()))
+
+
+def w2(x: np.ndarray, y: np.ndarray) -> float:
+    """The Wasserstein distance of two sets of aligned molecules, exact for the samples given."""
+    cost = cdist(x.reshape(len(x), -1), y.reshape(len(y), -1), "sqeuclidean")
+    uniform = [np.full(n, 1 / n) for n in cost.shape]
+    return float(np.sqrt(ot.emd2(*uniform, cost, numItermax=10_000_000)))
+
+
+def mmd(a: np.ndarray, b: np.ndarray, bandwidth: float) -> float:
+    """The maximum mean discrepancy with kernel `exp(-|a - b|^2 / 2 h^2)`; never less than zero, biased upwards."""
+
+    def mean_kernel(u: np.ndarray, v: np.ndarray) -> float:
+        return float(np.exp(-cdist(u, v, "sqeuclidean") / (2 * bandwidth**2)).mean())
+
+    return float(np.sqrt(max(0.0, mean_kernel(a, a) + mean_kernel(b, b) - 2 * mean_kernel(a, b))))
+
+
+def free_energy(x: np.ndarray, peptide: Peptide, temperature: float) -> float:
+    """`F(phi > 0) - F(phi <= 0)` in kJ/mol; infinite where one side is empty."""
+    p = basins(x, peptide.atoms)[:, 0].mean()
+    with np.errstate(divide="ignore"):
+        return float(-GAS_CONSTANT * temperature * (np.log(p) - np.log1p(-p)))
+
+
+def torsion_features(x: np.ndarray, peptide: Peptide) -> np.ndarray:
+    """Sines and cosines of phi and psi, (rows, 4 residues)."""
+    quadruples = backbone(peptide.atoms)
+    angles = np.concatenate([dihedrals(x, quadruples[name]) for name in ("phi", "psi")], 1)
+    return np.concatenate([np.cos(angles), np.sin(angles)], 1)
+
+
+@dataclass
+class Truth:
+    """Dynamics at one temperature, and what metrics fit on it: the slow torsional plane, its bandwidth, a reference.
+
+    `trajectories` are (frames, atoms, 3), of which every `BLOCK` frames are continuous in time.
+    """
+
+    peptide: Peptide
+    temperature: float
+    trajectories: list[np.ndarray]
+    frames: np.ndarray = field(init=False)
+    bandwidth: float = field(init=False)
+    reference: np.ndarray = field(init=False)
+    halves: tuple[np.ndarray, np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.frames = np.concatenate(self.trajectories)
+        self.reference = self.frames[0]
+        middle = [len(t) // 2 for t in self.trajectories]
+        self.halves = (
+            np.concatenate([t[:m] for t, m in zip(self.trajectories, middle, strict=True)]),
+            np.concatenate([t[m:] for t, m in zip(self.trajectories, middle, strict=True)]),
+        )
+        features = [torsion_features(t, self.peptide) for t in self.trajectories]
+        pieces = [f[i : i + BLOCK] for f in features for i in range(0, len(f) - LAG, BLOCK)]
+        pieces = [p for p in pieces if len(p) > LAG]
+        if not pieces:
+            raise InputError(f"the truth needs more than {LAG} continuous frames, got {len(self.frames)} in all")
+        # Pieces are short, so pairs of frames are made here: deeptime would only see the first piece's length.
+        now, later = (np.concatenate([p[cut] for p in pieces]) for cut in (slice(None, -LAG), slice(LAG, None)))
+        self._tica = TICA(dim=2).fit((now, later)).fetch_model()
+        rows = np.random.default_rng(0).choice(len(self.frames), min(2000, len(self.frames)), replace=False)
+        self.bandwidth = float(np.median(pdist(self.plane(self.frames[rows]))))
+
+    def plane(self, x: np.ndarray) -> np.ndarray:
+        """The two slowest torsional coordinates of molecules, (rows, 2)."""
+        return np.asarray(self._tica.transform(torsion_features(x, self.peptide)))
+
+
+def evaluate(
+    truth: Truth, frames: np.ndarray, samples: np.ndarray, n: int, rng: np.random.Generator
+) -> dict[str, float]:
+    """Every metric between n random frames and n random samples."""
+    x, y = (v[rng.choice(len(v), min(n, len(v)), replace=False)] for v in (frames, samples))
+    peptide = truth.peptide
+    return {
+        "energy TVD": total_variation(energies(peptide, x), energies(peptide, y)),
+        "distance TVD": total_variation(distances(x), distances(y)),
+        "W2": w2(aligned(x, truth.reference), aligned(y, truth.reference)),
+        "TICA MMD": mmd(truth.plane(x), truth.plane(y), truth.bandwidth),
+        "dF": free_energy(y, peptide, truth.temperature) - free_energy(x, peptide, truth.temperature),
+    }
+
+
+def between_halves(truth: Truth, n: int, rng: np.random.Generator) -> dict[str, float]:
+    """The same metrics between the two halves of the truth: no sampler can be expected to do better."""
+    return evaluate(truth, *truth.halves, n, rng)

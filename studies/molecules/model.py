@@ -1,0 +1,187 @@
+"""The model of hot molecules: how it is trained, kept and loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models import Denoiser
+from crepe_diffusion.models.edm import EDM
+from crepe_diffusion.processes import Gaussian
+from studies.molecules.network import EGNN, Folded, PairForces, Split
+from studies.shared.training import Settings, load_weights, loss, save_weights, train
+
+__all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load", "train_model"]
+
+NETWORKS: dict[str, dict[str, Any]] = {
+    "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
+    "pairs-large": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128},
+    "pairs-small": {"kind": "pairs", "n_layers": 4, "width": 256, "rank": 64},
+    "pairs-tiny": {"kind": "pairs", "n_layers": 3, "width": 128},
+    "egnn": {"kind": "egnn", "n_layers": 4, "width": 64},
+}
+# Bonds matter at sigma near their own 0.003 nm and the shape of the whole near 0.2 nm: the noise is centred between.
+SETTINGS = Settings(n_steps=56_000, batch=256, rate=1e-3, noise_mean=-3.6, noise_std=1.8, average=0.9995)
+# Stiff and local below `SPLIT`, loose and global above it: two networks, each for its own noise, learn side by side and
+# cost no more to evaluate than one.
+SPLIT = 0.03
+NOISE = {"all": (-3.6, 1.8), "low": (-5.0, 1.2), "high": (-2.2, 1.05)}
+"""Mean and standard deviation of log sigma in training: of a whole model, or of the parts that `join` puts together."""
+
+
+def build(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None = None) -> EDM:
+    """The untrained denoiser; `centres` (centre and three neighbours) are what tells it left from right."""
+    return EDM(_bare(network, n_atoms, sigma_data, centres), sigma_data)
+
+
+def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None) -> nn.Module:
+    if network["kind"] == "split":
+        low, high = (_bare(network[part], n_atoms, sigma_data, centres) for part in ("low", "high"))
+        return Split(low, high, network["split"])
+    sizes = {"n_layers": network["n_layers"], "width": network["width"]}
+    if network["kind"] == "egnn":
+        return EGNN(n_atoms, **sizes)
+    if network["kind"] == "pairs":
+        pairs = PairForces(n_atoms, sigma_data, centres=centres, rank=network.get("rank"), **sizes)
+        fold = {name: torch.tensor(rows) for name, rows in network.get("fold", {}).items()}
+        return Folded(pairs, **fold) if fold else pairs
+    raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
+
+
+def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
+    """One model from two that were trained on low and on high noise; `load` reads it."""
+    (low_weights, low_about), (high_weights, high_about) = load_weights(low), load_weights(high)
+    for key in ("n_atoms", "sigma_data"):
+        if low_about[key] != high_about[key]:
+            raise InputError(f"{low} and {high} disagree on {key}: {low_about[key]} and {high_about[key]}")
+    network = {"kind": "split", "split": split}
+    network |= {"low": json.loads(low_about["network"]), "high": json.loads(high_about["network"])}
+    about = {k: v for k, v in low_about.items() if v == high_about.get(k)} | {"network": json.dumps(network)}
+    for part, path, of in (("low", low, low_about), ("high", high, high_about)):
+        about |= {f"{part} settings": of["settings"], f"{part} last": of["last"]}
+        about[f"{part} minutes"] = _minutes(path.parent)
+        about |= {f"{part} before": of["before"]} if "before" in of else {}
+    centres = _centres(low_weights | high_weights)
+    model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), centres)
+    weights = {"scales": low_weights.pop("scales")}
+    high_weights.pop("scales")
+    for part, tensors in (("low", low_weights), ("high", high_weights)):
+        weights |= {f"network.{part}.{name.removeprefix('network.')}": v for name, v in tensors.items()}
+    model.load_state_dict(weights)
+    save_weights(out, model, about)
+
+
+def train_model(
+    frames: tuple[np.ndarray, np.ndarray],
+    folder: Path,
+    name: str,
+    network: dict[str, Any],
+    settings: Settings = SETTINGS,
+    centres: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    about: dict[str, str] | None = None,
+    every: int = 500,
+    start: Path | None = None,
+) -> Iterator[dict[str, float]]:
+    """Train on frames (training, validation); yields the log. `folder/NAME.safetensors` is the model when it ends.
+
+    `groups` are methyl groups (carbon and hydrogens) whose hydrogens are renamed at random in every batch. `start`
+    holds weights to begin from, of the same network with or without its fold.
+    """
+    training, validation = (torch.from_numpy(f).float() for f in frames)
+    sigma_data = float(training.std())
+    torch.manual_seed(settings.seed)  # the network's first weights
+    model = build(network, training.shape[1], sigma_data, None if centres is None else torch.from_numpy(centres))
+    for part in model.modules():
+        if isinstance(part, PairForces):
+            part.fit(training)
+    before = {} if start is None else _begin(model, start)
+
+    def batches(n: int, generator: torch.Generator) -> Tensor:
+        return renamed(training[torch.randint(len(training), (n,), generator=generator)], groups, generator)
+
+    fixed = torch.Generator().manual_seed(1)
+    held_out = renamed(validation[torch.randint(len(validation), (4096,), generator=fixed)], groups, fixed)
+
+    @torch.no_grad()
+    def validate(average: EDM) -> float:
+        return float(loss(average, held_out, settings, torch.Generator().manual_seed(2)))
+
+    description = {"network": json.dumps(network), "sigma_data": repr(sigma_data), "n_atoms": str(training.shape[1])}
+    description |= {"settings": json.dumps(asdict(settings)), **(about or {})}
+    for line in train(model, batches, settings, folder, validate=validate, every=every):
+        yield line
+    description |= {"last": json.dumps(line), "minutes": _minutes(folder), **before}
+    save_weights(folder / f"{name}.safetensors", model, description)
+
+
+def _begin(model: EDM, start: Path) -> dict[str, str]:
+    """Load the weights; what is to be remembered of the training behind them."""
+    weights, about = load_weights(start)
+    if isinstance(model.network, Folded) and not any(name.startswith("network.inner.") for name in weights):
+        weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
+    model.load_state_dict(weights)
+    return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": _minutes(start.parent)})}
+
+
+def _minutes(folder: Path) -> str:
+    """How long a training took, by its log."""
+    log = folder / "log.jsonl"
+    if not log.exists():
+        return "unknown"
+    return f"{sum(json.loads(line)['seconds'] for line in log.read_text().splitlines()) / 60:.0f}"
+
+
+def renamed(x: Tensor, groups: np.ndarray | None, generator: torch.Generator) -> Tensor:
+    """Two hydrogens of each methyl group trade names in half of the rows.
+
+    Distances do not show in which sense hydrogens are named, so a network draws both. It has to know both, or half of
+    its samples are unlike anything it has seen.
+    """
+    x = x.clone()
+    for _, _, b, c in () if groups is None else groups.tolist():
+        rows = torch.rand(len(x), generator=generator) < 0.5
+        x[rows, b], x[rows, c] = x[rows, c], x[rows, b]
+    return x
+
+
+def load(name: str | Path) -> Denoiser:
+    """The model of molecules (atoms, 3) by the name of a shipped one or from a file, with isotropic Fisher variance."""
+    path = Path(name)
+    if path.suffix != ".safetensors":
+        path = Path(str(files("studies.molecules") / "weights")) / f"{name}.safetensors"
+    weights, about = load_weights(path)
+    n_atoms = int(about["n_atoms"])
+    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), _centres(weights))
+    model.load_state_dict(weights)
+    return denoiser(model, n_atoms)
+
+
+def _centres(weights: dict[str, Tensor]) -> Tensor | None:
+    return next((value for name, value in weights.items() if name.endswith(".centres")), None)
+
+
+def denoiser(model: EDM, n_atoms: int) -> Denoiser:
+    """Turning a molecule turns every direction into every other, so no fixed basis can be better than isotropy."""
+    return Denoiser(model.eval().requires_grad_(False), (n_atoms, 3), process=Gaussian(zero_mean=0))
+
+
+@torch.no_grad()
+def by_noise(model: EDM, x: Tensor, sigmas: Tensor, seed: int = 0) -> Tensor:
+    """The weighted loss at each noise level: 1 for the best linear denoiser, less where the model knows more."""
+    out, n = [], x.shape[1]
+    for i, sigma in enumerate(sigmas):
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed + i))
+        y = x + sigma * (noise - noise.mean(1, keepdim=True))
+        error = (model(y, sigma.expand(len(x))) - x).square().mean() * (n / (n - 1))  # one atom's worth is not free
+        out.append(model.weight(sigma[None])[0] * error)
+    return torch.stack(out)

@@ -1,0 +1,241 @@
+"""Sample cold from a model trained hot, by every method at the same number of network evaluations.
+
+    pi(x) ~ p_hot(x)^beta,      beta = T_hot / T_cold
+
+`paper` methods use the paper's ladder (201 steps from 0.001 to 10 nm, a level every 4), its Euler-Maruyama kernels with
+the reference process, and its proposal. `own` methods use the Fisher variance, the balanced proposal, Metropolised
+local moves, levels moved until all pairs reject equally, and a ladder for stiff molecules: equal ratios of noise, for
+bonds feel all of them alike, and few levels with many steps between. A pair that is five times as far apart accepts
+only a little less often, for as many steps, and with fewer levels a replica has sooner walked through all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+import crepe_diffusion as cd
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models import Denoiser
+from crepe_diffusion.processes import EulerMaruyama, Gaussian
+from crepe_diffusion.run.files import publish
+from crepe_diffusion.schedules import Ladder
+
+__all__ = ["ABLATIONS", "METHODS", "UNTEMPERED", "Budget", "Draws", "file_name", "load_draws", "save_draws", "temper"]
+
+
+ENDS = (0.0005, 1.5)  # nm
+SHORTEST_ROUND = 10  # iterations: each pair meets five times, the least from which a rejection can be told
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one method may spend: network rows, in how many chains or batches, and how long the ladder is.
+
+    The paper's is 50,000 iterations of one chain, or 50 batches of 1,000 particles, of 201 steps each. Chains share
+    one network batch, so several short ones cost less time than a long one; each has its own burn-in.
+    """
+
+    rows: int = 50_000 * 201
+    n_levels: int = 51
+    substeps: int = 4
+    n_chains: int = 4
+    own_levels: int = 11
+    own_substeps: int = 20
+    own_chains: int = 32
+    batch: int = 1000
+    burn_in: float = 0.2
+    """The share of the rows that replica exchange spends before it keeps samples (and adapts its ladder)."""
+    n_adapt: int = 1
+    fit_samples: int = 512
+    micro_batch: int = 4096
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Molecules `x` (draws, atoms, 3) as the sampler left them, equally weighted, and what the run says of itself."""
+
+    x: Tensor
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Ladders, kernels and local moves of a method."""
+
+    ladder: Ladder
+    options: dict[str, Any]
+    explorer: cd.Langevin | cd.Bounce
+    n_chains: int
+    resampling: Ladder
+    """The ladder of particles, which lose nothing by frequent levels."""
+    ess_threshold: float
+    adapted: bool
+    finished: bool
+    """Whether draws are replaced by what the model predicts from level 0."""
+
+
+def paper(model: Denoiser, budget: Budget) -> Setting:
+    """The reference process has the scale of the data."""
+    scale = float(model.function.scales)  # type: ignore[attr-defined]
+    levels = cd.ladder.karras(budget.n_levels, 0.001, 10.0, substeps=budget.substeps)
+    process = EulerMaruyama(zero_mean=0, reference=scale)
+    options = {"process": process, "proposal": cd.Proposal("paper")}
+    return Setting(levels, options, cd.Langevin(), budget.n_chains, levels, 1.0, adapted=False, finished=False)
+
+
+def own(model: Denoiser, budget: Budget, variance: str | float = "fisher") -> Setting:
+    """The noise end need not be far beyond the data, whose scale is 0.2 nm: its law is known from the fit.
+
+    What noise is left at level 0 would show in the lengths of bonds to hydrogen, which have no spread of their own, so
+    draws are replaced by their predictions. A denoising step to no noise would not do: its isotropic variance is that
+    of soft directions. At a seventh of the spread of the stiffest other bond, both change that by a percent.
+    """
+    levels = cd.ladder.geometric(budget.own_levels, *ENDS, substeps=budget.own_substeps)
+    resampling = cd.ladder.geometric(budget.n_levels, *ENDS, substeps=budget.substeps)
+    options = {"process": Gaussian(zero_mean=0, variance=variance), "fit_samples": budget.fit_samples}
+    return Setting(levels, options, cd.Bounce(), budget.own_chains, resampling, 0.5, adapted=True, finished=True)
+
+
+def many_levels(model: Denoiser, budget: Budget) -> Setting:
+    """As many steps, cut into as many levels as the paper's; fewer chains, since each needs more iterations."""
+    setting = own(model, budget)
+    return replace(setting, ladder=setting.resampling, n_chains=budget.n_chains)
+
+
+def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
+    """Replica exchange until the rows are spent."""
+    adapt = setting.adapted
+    chain = cd.ReplicaExchange(
+        model**beta, setting.ladder, n_chains=setting.n_chains, seed=seed, explorer=setting.explorer,
+        micro_batch=budget.micro_batch, **setting.options,
+    )  # fmt: skip
+    pieces = budget.n_adapt + 1 if adapt else 1
+    for piece in range(1, pieces + 1):
+        end, least = budget.rows * budget.burn_in * piece / pieces, chain.iteration + SHORTEST_ROUND
+        while chain.evaluate.counts.rows < end or (adapt and chain.iteration < least):
+            chain.step()
+        if piece < pieces:
+            chain.adapt()
+    chain.restart_diagnostics()
+    draws: list[Tensor] = []
+    while not draws or chain.evaluate.counts.rows < budget.rows:
+        chain.step()
+        draws.append(chain.output())
+    diagnostics = chain.diagnostics
+    about = {
+        "rows": chain.evaluate.counts.rows,
+        "iterations": chain.iteration,
+        "acceptance": diagnostics.acceptance().tolist(),
+        "levels": chain.ladder.levels.tolist(),
+        "round_trips": int(diagnostics.trips.n_trips.sum()),
+        "restarts": int(diagnostics.trips.n_restarts.sum()),
+    }
+    return finish(setting, model, Draws(torch.stack(draws).flatten(0, 1), about), budget)
+
+
+def finish(setting: Setting, model: Denoiser, draws: Draws, budget: Budget) -> Draws:
+    """The draws as the method leaves them; predictions are counted as rows."""
+    if not setting.finished:
+        return draws
+    sigma = float(setting.ladder.times[0])
+    parts = [model.predict(x, torch.full((len(x),), sigma)) for x in draws.x.split(budget.micro_batch)]
+    return Draws(torch.cat(parts), draws.about | {"rows": draws.about["rows"] + len(draws.x)})
+
+
+def particles(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int, weights: str) -> Draws:
+    """SMC in batches, resampled to equal weights at the end."""
+    n_batches = max(1, budget.rows // (budget.batch * len(setting.resampling.times)))
+    smc = cd.SMC(
+        model**beta, setting.resampling, n_particles=budget.batch, n_batches=n_batches, weights=weights,
+        ess_threshold=setting.ess_threshold, seed=seed, micro_batch=budget.micro_batch, **setting.options,
+    )  # fmt: skip
+    out = smc.sample()
+    about = {"rows": out.evaluations.rows, "log_z": out.log_z.tolist(), "ess": out.ess.tolist()}
+    return finish(setting, model, Draws(out.resampled(smc.stream.at("last")), about), budget)
+
+
+def plain(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
+    """Follow the annealed score with no correction."""
+    guidance = cd.Plain(model**beta, setting.ladder, seed=seed, micro_batch=budget.micro_batch, **setting.options)
+    n = max(1, budget.rows // len(setting.ladder.times))
+    x = guidance.sample(n)
+    return finish(setting, model, Draws(x, {"rows": guidance.evaluate.counts.rows}), budget)
+
+
+UNTEMPERED = "model, untempered"
+"""Plain samples of the hot model: how well they fit hot dynamics bounds everything after."""
+
+Run = Callable[[Denoiser, float, Budget, int], Draws]
+
+METHODS: dict[str, Run] = {
+    UNTEMPERED: lambda m, b, budget, seed: plain(own(m, budget), m, 1.0, budget, seed),
+    "annealed score, paper": lambda m, b, budget, seed: plain(paper(m, budget), m, b, budget, seed),
+    "FKC, annealed score": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "fkc"),
+    "FKC, annealed noise": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "fkc-noise"),
+    "RNE, paper": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "rne"),
+    "CREPE, paper": lambda m, b, budget, seed: exchange(paper(m, budget), m, b, budget, seed),
+    "annealed score, own": lambda m, b, budget, seed: plain(own(m, budget), m, b, budget, seed),
+    "RNE, own": lambda m, b, budget, seed: particles(own(m, budget), m, b, budget, seed, "rne"),
+    "CREPE, own": lambda m, b, budget, seed: exchange(own(m, budget), m, b, budget, seed),
+    "CREPE, own, 51 levels": lambda m, b, budget, seed: exchange(many_levels(m, budget), m, b, budget, seed),
+    "CREPE, own, v = d": lambda m, b, budget, seed: exchange(own(m, budget, math.inf), m, b, budget, seed),
+    "CREPE, own, DDPM variance": lambda m, b, budget, seed: exchange(own(m, budget, 0.0), m, b, budget, seed),
+}
+ABLATIONS = tuple(METHODS)[-3:]
+"""What the number of levels does, and the variance of denoising steps to bonds and energies; of the first seed only."""
+
+
+def temper(
+    model: Denoiser, beta: float, folder: Path, budget: Budget, seeds: tuple[int, ...], methods: tuple[str, ...]
+) -> Iterator[Path]:
+    """Draws of each method and seed, each in a file of its own; what is there already is not done again."""
+    for name in methods:
+        if name not in METHODS:
+            raise InputError(f"no method {name!r}; there are {', '.join(METHODS)}")
+    for name in methods:
+        for seed in seeds[:1] if name in ABLATIONS else seeds:
+            path = folder / f"{file_name(name)}-{seed}.safetensors"
+            facts = {"method": name, "seed": seed, "beta": beta, "model": fingerprint(model), "budget": asdict(budget)}
+            if path.exists():
+                before = load_draws(path).about
+                changed = [key for key, value in facts.items() if before.get(key) != value]
+                if changed:
+                    raise InputError(f"{path} was drawn with another {' and '.join(changed)}; choose another folder")
+            else:
+                draws = METHODS[name](model, beta, budget, seed)
+                save_draws(path, Draws(draws.x, {**facts, **draws.about}))
+            yield path
+
+
+def fingerprint(model: Denoiser) -> str:
+    """Of the weights: draws of one model are not to be taken for those of another."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.function.state_dict().items()):  # type: ignore[attr-defined]
+        digest.update(name.encode() + value.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def file_name(method: str) -> str:
+    return method.replace(", ", "-").replace(" = ", "-is-").replace(" ", "-").lower()
+
+
+def save_draws(path: Path, draws: Draws) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    publish(path, save({"x": draws.x.float().contiguous()}, {"about": json.dumps(draws.about)}))
+
+
+def load_draws(path: Path) -> Draws:
+    with safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["about"])
+    return Draws(load_file(path)["x"], about)

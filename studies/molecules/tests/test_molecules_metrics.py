@@ -1,0 +1,142 @@
+"""Metrics on samples whose distance is known, each beside a twin that is wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from crepe_diffusion.errors import InputError
+from studies.molecules import metrics, report
+from studies.molecules.geometry import aligned
+from studies.molecules.peptides import GAS_CONSTANT, peptide
+from studies.molecules.tempering import Draws, save_draws
+
+
+def test_total_variation_of_two_normals():
+    """TV(N(0, 1), N(1, 1)) = 2 Phi(1/2) - 1 = 0.3829; 100,000 draws in 200 bins add 0.01 at most."""
+    rng = np.random.default_rng(0)
+    a, b, same = rng.standard_normal(100_000), 1 + rng.standard_normal(100_000), rng.standard_normal(100_000)
+    assert abs(metrics.total_variation(a, b) - 0.3829) < 0.01
+    assert metrics.total_variation(a, same) < 0.03
+
+
+def test_samples_outside_the_bins_count_as_wrong():
+    """Left out, as a histogram would, they would make a sampler better that fails more often."""
+    truth = np.random.default_rng(0).uniform(size=10_000)
+    half = np.concatenate([truth, truth + 5])
+    assert abs(metrics.total_variation(truth, half) - 0.5) < 1e-12
+    counts, edges = np.histogram(truth, bins=200)
+    inside = np.histogram(half, bins=edges)[0]
+    assert np.abs(counts / counts.sum() - inside / inside.sum()).sum() < 1e-12  # the usual formula sees nothing
+
+
+def test_w2_of_a_shift_is_its_length():
+    """The best plan between x and x + a moves every point by a; by any fixed wrong pairing it costs more."""
+    rng = np.random.default_rng(0)
+    x, shift = rng.standard_normal((60, 4, 3)), 0.3 * rng.standard_normal((4, 3))
+    y = (x + shift)[rng.permutation(60)]
+    assert abs(metrics.w2(x, y) - np.linalg.norm(shift)) < 1e-9
+    assert np.sqrt(((x - y) ** 2).sum((1, 2)).mean()) > 2 * np.linalg.norm(shift)
+
+
+def test_w2_needs_superposition():
+    """The same molecules turned at random are far apart until they are superposed."""
+    rng = np.random.default_rng(0)
+    shape = rng.standard_normal((8, 3))
+    x = shape + 0.05 * rng.standard_normal((40, 8, 3))
+    turns = np.linalg.qr(rng.standard_normal((40, 3, 3)))[0]
+    turned = x @ (turns * np.linalg.det(turns)[:, None, None])
+    assert metrics.w2(x, turned) > 1.0
+    assert metrics.w2(aligned(x, shape), aligned(turned, shape)) < 1e-6
+
+
+def test_mmd_of_two_normals():
+    """In the plane, MMD(N(0, s^2), N(m, s^2))^2 = 2 h^2 / w (1 - exp(-m^2 / 2 w)) with w = 2 s^2 + h^2."""
+    rng = np.random.default_rng(0)
+    s, h, m, n = 0.7, 1.3, 0.8, 4000
+    a, b = s * rng.standard_normal((n, 2)), s * rng.standard_normal((n, 2)) + [m, 0]
+    width = 2 * s**2 + h**2
+    known = np.sqrt(2 * h**2 / width * (1 - np.exp(-(m**2) / (2 * width))))
+    assert abs(metrics.mmd(a, b, h) - known) < 0.02
+    assert abs(metrics.mmd(a, b, 2 * h) - known) > 0.05  # another bandwidth is another distance
+    assert metrics.mmd(a, a.copy(), h) < 1e-6
+
+
+def torsions(n, phi, rng):
+    """Dipeptides at random psi whose phi is one of the given angles, as frames in order."""
+    chosen = peptide("dipeptide")
+    built = {p: [chosen.build(p, q)[1] for q in (-40.0, 60.0, 140.0)] for p in set(phi)}
+    return np.array([built[p][rng.integers(3)] for p in phi[:n]])
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """phi jumps seldom, psi at every frame: the slow direction is phi."""
+    rng = np.random.default_rng(0)
+    phi = np.repeat(rng.choice([-80.0, -80.0, -80.0, 60.0], 150), 20)
+    return metrics.Truth(peptide("dipeptide"), 300.0, [torsions(3000, phi, rng)])
+
+
+def test_free_energy_of_known_populations(truth):
+    p = metrics.basins(truth.frames, truth.peptide.atoms)[:, 0].mean()
+    known = -GAS_CONSTANT * 300 * np.log(p / (1 - p))
+    assert abs(metrics.free_energy(truth.frames, truth.peptide, 300.0) - known) < 1e-9
+    assert 1.5 < known < 4.5  # about 1 to 3: kT log 3 = 2.74
+    lonely = truth.frames[metrics.basins(truth.frames, truth.peptide.atoms)[:, 0] == 0]
+    assert metrics.free_energy(lonely, truth.peptide, 300.0) == np.inf
+
+
+def test_the_slow_plane_finds_the_slow_torsion(truth):
+    """Along its first axis the two phi are apart and the three psi together, though psi varies more."""
+    first = truth.plane(truth.frames)[:, 0]
+    positive = metrics.basins(truth.frames, truth.peptide.atoms)[:, 0] > 0.5
+    between = abs(first[positive].mean() - first[~positive].mean())
+    within = max(first[positive].std(), first[~positive].std())
+    assert between > 10 * within
+    shuffled = metrics.Truth(truth.peptide, 300.0, [truth.frames[np.random.default_rng(1).permutation(3000)]])
+    first = shuffled.plane(truth.frames)[:, 0]
+    between = abs(first[positive].mean() - first[~positive].mean())
+    assert between < 10 * max(first[positive].std(), first[~positive].std())  # without time there is nothing slow
+
+
+def test_pieces_shorter_than_the_lag_are_refused(truth):
+    with pytest.raises(InputError, match="more than 8 continuous frames"):
+        metrics.Truth(truth.peptide, 300.0, [truth.frames[:6]])
+
+
+def test_halves_of_the_truth_are_near_and_a_missing_basin_is_far(truth):
+    rng = np.random.default_rng(0)
+    floor = metrics.between_halves(truth, 300, rng)
+    collapsed = truth.frames[metrics.basins(truth.frames, truth.peptide.atoms)[:, 0] < 0.5]
+    far = metrics.evaluate(truth, truth.frames, collapsed, 300, rng)
+    for name in ("distance TVD", "W2", "TICA MMD"):
+        assert far[name] > 1.3 * floor[name], name
+    assert abs(floor["dF"]) < 1.5
+    assert far["dF"] == np.inf
+    stretched = metrics.evaluate(truth, truth.frames, 1.02 * truth.frames, 300, rng)
+    assert stretched["energy TVD"] > floor["energy TVD"] + 0.3
+
+
+def test_mirror_images_are_counted_and_cost_nothing_else(truth, tmp_path, monkeypatch):
+    """Of two seeds, 50 of 200 and 0 of 100 samples are mirrored: a sixth is turned, and measured as the others are."""
+    x = torch.from_numpy(truth.frames[::10]).float()
+    mirrored = x.clone()
+    mirrored[:50, :, 2] *= -1
+    rows = {}
+    for name, samples in (("plain", x), ("mirrored", mirrored)):
+        for seed, piece in enumerate((samples[:200], samples[200:])):
+            about = {"method": "CREPE, own", "seed": seed, "rows": 1}
+            save_draws(tmp_path / name / f"{seed}.safetensors", Draws(piece, about))
+        rows[name] = report.rows_of(truth, truth, tmp_path / name, 50)
+    assert [(r.mixed, r.turned) for r in rows["plain"]] == [(0, 0), (0, 0)]
+    assert [(r.mixed, r.turned) for r in rows["mirrored"]] == [(0, 0), (0, pytest.approx(1 / 6))]
+    for a, b in zip(rows["plain"][1].metrics, rows["mirrored"][1].metrics, strict=True):
+        assert a == pytest.approx(b, abs=1e-4)
+    monkeypatch.setattr(report, "draw", lambda *given: None)
+    report.write(rows["mirrored"], truth, tmp_path / "out")
+    kept = report.results(tmp_path / "out")
+    assert [(r.name, r.metrics, r.mixed, r.turned, r.bonds, r.about) for r in kept] == [
+        (r.name, r.metrics, r.mixed, r.turned, r.bonds, r.about) for r in rows["mirrored"]
+    ]
+    assert (tmp_path / "out" / "table.md").read_text() == report.table(kept, truth.peptide)

@@ -1,0 +1,381 @@
+"""Denoisers of molecules: their symmetry, what they can represent, and that training is resumable."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from crepe_diffusion.errors import InputError
+from studies.molecules import model
+from studies.molecules.network import EGNN, Folded, PairForces, Split
+from studies.shared.training import Settings, load_weights, save_weights
+from tests.checks import refuted
+
+N = 6
+
+
+def networks():
+    torch.manual_seed(0)
+    centres = torch.tensor([[0, 1, 2, 3], [4, 2, 5, 0]])
+    made = [
+        PairForces(N, 0.2, n_layers=3, width=32),
+        EGNN(N, n_layers=2, width=16),
+        PairForces(N, 0.2, n_layers=3, width=32, centres=centres, rank=4),
+    ]
+    for network in made:
+        for p in network.parameters():  # last layers begin at zero, where every symmetry holds
+            p.data += 0.1 * torch.randn_like(p)
+    return [n.double() for n in made]
+
+
+def check_symmetric(network, mirrored):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randn(5, N, 3, generator=generator, dtype=torch.float64)
+    y = y - y.mean(1, keepdim=True)
+    c_noise = torch.linspace(-1.5, 0.5, 5, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64))[0]
+    if (torch.det(turn) < 0) != mirrored:
+        turn = turn * torch.tensor([1.0, 1.0, -1.0])
+    out = network(y, c_noise)
+    assert (network(y @ turn, c_noise) - out @ turn).abs().max() < 1e-10 * out.abs().max()
+    assert (network(y + 0.3, c_noise) - out).abs().max() < 1e-10 * out.abs().max()
+    assert out.mean(1).abs().max() < 1e-12 * out.abs().max()
+
+
+@pytest.mark.parametrize("network", networks(), ids=["pairs", "egnn", "pairs with volumes"])
+def test_turning_and_moving(network):
+    check_symmetric(network, mirrored=False)
+
+
+def test_a_folded_network_is_right_in_both_hands_and_all_names():
+    """Mirroring or renaming a molecule does so to the answer; where nothing is to fold, it is the bare network's."""
+    handed = networks()[2]
+    alphas, methyls = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[4, 2, 3, 5]])
+    folded = Folded(handed, alphas, methyls)
+    check_symmetric(folded, mirrored=False)
+    check_symmetric(folded, mirrored=True)
+    y, c = torch.randn(64, N, 3, generator=torch.Generator().manual_seed(3)).double(), torch.zeros(64).double()
+    renamed = [0, 1, 2, 5, 4, 3]
+
+    def check_names(network):
+        assert (network(y[:, renamed], c) - network(y, c)[:, renamed])[alike].abs().max() < 1e-10
+
+    at = y[:, [0, 4]], y[:, [[1, 2, 3], [2, 3, 5]]]
+    volumes = torch.linalg.det(at[1] - at[0][:, :, None])
+    # Renaming moves neighbours of the alpha carbon here, as it does in no molecule: where that flips its sign, skip.
+    moved = y[:, renamed]
+    alike = volumes[:, 0] * torch.linalg.det(moved[:, [1, 2, 3]] - moved[:, :1]) > 0
+    assert 10 < alike.sum() < 64
+    check_names(folded)
+    refuted(check_names, handed)
+    known = (volumes > 0).all(1)
+    assert 5 < known.sum() < 40
+    torch.testing.assert_close(folded(y, c)[known], handed(y[known], c[known]), atol=1e-12, rtol=0)
+    assert not torch.allclose(folded(y, c)[~known], handed(y[~known], c[~known]))
+
+
+def test_only_volumes_tell_mirror_images_apart():
+    pairs, egnn, handed = networks()
+    check_symmetric(pairs, mirrored=True)
+    check_symmetric(egnn, mirrored=True)
+    refuted(check_symmetric, handed, True)
+
+
+def test_a_network_on_coordinates_fails_the_same_check():
+    dense = torch.nn.Linear(3 * N, 3 * N).double()
+    refuted(check_symmetric, lambda y, c: dense(y.flatten(1)).reshape(y.shape), False)
+
+
+def test_pair_forces_turn_nothing():
+    """The score of a law that is invariant under rotation has no torque; a field may be equivariant and have one."""
+    y = torch.randn(5, N, 3, dtype=torch.float64)
+    y, c = y - y.mean(1, keepdim=True), torch.zeros(5, dtype=torch.float64)
+    pairs, egnn, handed = networks()
+
+    def torque(network):
+        return torch.linalg.cross(y, network(y, c)).sum(1).abs().max().item()
+
+    assert max(torque(pairs), torque(handed)) < 1e-11
+    assert torque(egnn) > 1e-6
+
+
+def test_distances_are_seen_in_their_own_scale():
+    """A bond of spread 0.003 nm and a shape of 0.1 nm both come in with unit spread, at any noise."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 3, 3, generator=generator) * 0.1
+    x[:, 1] = x[:, 0] + torch.tensor([0.15, 0.0, 0.0]) + 0.003 * torch.randn(4000, 3, generator=generator)
+    network = PairForces(3, 0.1, n_layers=1, width=8)
+    network.fit(x)
+    seen = []
+    network.first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    for sigma in (1e-4, 1e-2, 1.0):
+        y = x + sigma * torch.randn(x.shape, generator=generator)
+        network(y / (sigma**2 + 0.01) ** 0.5, torch.full((4000,), sigma).log() / 4)
+    spread = torch.stack([s.std(0) for s in seen])
+    assert (spread > 0.5).all()
+    assert (spread < 1.5).all()
+    assert torch.stack([s.mean(0).abs() for s in seen]).max() < 0.6
+
+
+def pushed(strength, y, pairs):
+    """`sum_j a_ij (y_i - y_j)`: a polynomial of the coordinates if the strengths (rows, pairs) are."""
+    force = strength[:, :, None] * (y[:, pairs[:, 0]] - y[:, pairs[:, 1]])
+    return torch.zeros_like(y).index_add(1, pairs[:, 0], force).index_add(1, pairs[:, 1], -force)
+
+
+def lengths(y, pairs):
+    return (y[:, pairs[:, 0]] - y[:, pairs[:, 1]]).norm(dim=-1)
+
+
+def polynomial(a, b, sigma):
+    """The network whose straight path is `pushed(a + b d^2)` at this noise, with weights from its own scales."""
+    torch.manual_seed(0)
+    network = PairForces(4, 0.2, n_layers=2, width=8).double()
+    n = len(a)
+    network.mean.uniform_(0.1, 0.5)
+    network.std.uniform_(0.01, 0.1)
+    unit = (sigma**2 + 0.2**2) ** 0.5  # of the coordinates that a network sees
+    spread = (network.mean**2 + 6 * sigma**2).sqrt()
+    scale = spread * (4 * network.std**2 + 4 * sigma**2).sqrt()  # unit^2 d^2 = spread^2 + scale * what comes in
+    with torch.no_grad():
+        network.gains.weight.zero_()
+        gain, weight = (1 + network.gains.bias).chunk(2)
+        network.linear.weight[n:, n:] = spread[:, None] / unit**3 * b * scale / (weight[n:, None] * gain[n:])
+        network.last.bias[n:] = spread / unit * (a + b @ spread**2 / unit**2)
+    return network
+
+
+@pytest.mark.parametrize("sigma", [0.01, 3.0])
+def test_squares_carry_polynomials_and_lengths_do_not(sigma):
+    """To first order in the data over the noise, the best denoiser is linear in the coordinates; to the next, cubic."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(40, 4, 3, generator=generator, dtype=torch.float64)
+    c_noise = torch.full((40,), math.log(sigma) / 4, dtype=torch.float64)
+    a = torch.randn(6, generator=generator, dtype=torch.float64)
+    b = torch.randn(6, 6, generator=generator, dtype=torch.float64)
+    pairs = PairForces(4, 0.2).pairs
+    d = lengths(y, pairs)
+
+    def check(found, a, b):
+        wanted = pushed(a + d**2 @ b.T, y, pairs)
+        assert (found - wanted).abs().max() < 1e-6 * wanted.abs().max()
+
+    def by_lengths(a, b):
+        """The best fit by forces along `grad d`, each as strong as an affine function of all lengths."""
+        inputs = torch.cat([torch.ones(40, 1), d], 1)
+        columns = [pushed(f[:, None] * torch.eye(6)[p] / d, y, pairs) for p in range(6) for f in inputs.T]
+        design = torch.stack([c.flatten() for c in columns], 1)
+        wanted = pushed(a + d**2 @ b.T, y, pairs).flatten()
+        return (design @ torch.linalg.lstsq(design, wanted).solution).reshape(y.shape)
+
+    for given in ((a, torch.zeros_like(b)), (a, b)):
+        check(polynomial(*given, sigma)(y, c_noise), *given)
+        refuted(check, polynomial(*given, 1.1 * sigma)(y, c_noise), *given)  # weights for another noise
+    check(by_lengths(a, torch.zeros_like(b)), a, torch.zeros_like(b))  # d_ij grad d_ij is linear: the fit is a fair one
+    refuted(check, by_lengths(a, b), a, b)
+
+
+class Part(torch.nn.Module):
+    """Moves every row by its noise and a number of its own, and keeps what it was given."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number, self.seen = number, []
+
+    def forward(self, y, c_noise):
+        self.seen.append(c_noise)
+        return self.number * y + c_noise[:, None, None]
+
+
+class Blended(Split):
+    """Both parts on all rows: right in the end, at twice the cost."""
+
+    def forward(self, y, c_noise):
+        below = 4 * c_noise < math.log(self.split)
+        return torch.where(below[:, None, None], self.low(y, c_noise), self.high(y, c_noise))
+
+
+class Closed(Split):
+    """The row at the split goes to the low part."""
+
+    def forward(self, y, c_noise):
+        return Split(self.low, self.high, self.split * (1 + 1e-6))(y, c_noise)
+
+
+class Sorted(Split):
+    """Rows come back in the order of evaluation."""
+
+    def forward(self, y, c_noise):
+        below = 4 * c_noise < math.log(self.split)
+        return torch.cat([self.low(y[below], c_noise[below]), self.high(y[~below], c_noise[~below])])
+
+
+def check_split(kind):
+    at = math.log(0.05) / 4
+    for sides in ([1.0, -1.0, 0.0, -1e-3, 1e-3, -0.5], [-0.1, -0.2], [0.2, 0.0]):
+        c_noise = at + torch.tensor(sides, dtype=torch.float64)
+        y = torch.randn(len(sides), N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        low, high = Part(2.0), Part(-3.0)
+        below = torch.tensor([s < 0 for s in sides])
+        factor = torch.where(below, 2.0, -3.0)[:, None, None]
+        assert torch.equal(kind(low, high, 0.05)(y, c_noise), factor * y + c_noise[:, None, None])
+        for part, rows in ((low, below), (high, ~below)):
+            assert len(part.seen) == rows.any()
+            assert all(torch.equal(seen, c_noise[rows]) for seen in part.seen)
+
+
+def test_each_row_is_evaluated_by_its_own_part_only():
+    check_split(Split)
+    for broken in (Blended, Closed, Sorted):
+        refuted(check_split, broken)
+    refuted(check_split, lambda low, high, split: Split(high, low, split))
+
+
+def test_a_split_keeps_the_symmetries_of_its_parts():
+    pairs, egnn, handed = networks()  # checked at log sigma = -6, -4, ..., 2, of which two are below 0.1
+    check_symmetric(Split(pairs, egnn, 0.1), mirrored=True)
+    for either in (Split(pairs, handed, 0.1), Split(handed, pairs, 0.1)):
+        check_symmetric(either, mirrored=False)
+        refuted(check_symmetric, either, True)
+
+
+CENTRES = torch.tensor([[0, 1, 2, 3], [4, 2, 5, 0]])
+
+
+def saved(path, seed, network, n_atoms=N, sigma_data=0.2, **about):
+    """A model with weights and scales drawn at random, as `train_model` would leave it."""
+    torch.manual_seed(seed)
+    made = model.build(network, n_atoms, sigma_data, CENTRES)
+    for p in made.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    for name, buffer in made.named_buffers():
+        if name in ("network.mean", "network.std"):
+            buffer.uniform_(0.1, 0.3)
+    about = {"temperature": "800.0", "settings": json.dumps({"seed": seed}), **about}
+    about |= {"network": json.dumps(network), "n_atoms": str(n_atoms), "sigma_data": repr(sigma_data)}
+    save_weights(path, made, {**about, "last": json.dumps({"step": 10 * seed})})
+    return path
+
+
+PARTS = ({"kind": "pairs", "n_layers": 2, "width": 8}, {"kind": "pairs", "n_layers": 3, "width": 12})
+
+
+def check_joined(joined, low, high, split):
+    sigma = torch.tensor([3.0, 0.002, 0.99 * split, 1.01 * split, 0.5, 0.01])
+    y = torch.randn(6, N, 3, generator=torch.Generator().manual_seed(0)) * (sigma**2 + 0.04).sqrt()[:, None, None]
+    below = (sigma < split)[:, None, None]
+    wanted = torch.where(below, low.predict(y, sigma), high.predict(y, sigma))
+    error = (joined.predict(y, sigma) - wanted).flatten(1).norm(dim=1)
+    assert (error < 1e-6 * wanted.flatten(1).norm(dim=1)).all()
+
+
+FOLD = {"fold": {"alphas": [[0, 1, 2, 3]], "methyls": [[4, 2, 3, 5]]}}
+FOLDED = (PARTS[0] | FOLD, PARTS[1] | FOLD)
+
+
+@pytest.mark.parametrize("parts", [PARTS, FOLDED, (PARTS[0], {"kind": "egnn", "n_layers": 2, "width": 8})])
+def test_a_joined_model_is_its_parts(tmp_path, parts):
+    low, high = (saved(tmp_path / f"{k}.safetensors", k, network) for k, network in enumerate(parts, 1))
+    model.join(low, high, tmp_path / "out.safetensors", 0.05)
+    joined, *loaded = (model.load(path) for path in (tmp_path / "out.safetensors", low, high))
+    check_joined(joined, *loaded, 0.05)
+    refuted(check_joined, joined, *loaded[::-1], 0.05)
+    refuted(check_joined, joined, *loaded, 0.06)
+    for one in loaded:
+        refuted(check_joined, one, *loaded, 0.05)
+
+
+def test_a_folded_network_can_begin_from_a_bare_one(tmp_path):
+    """With a rate of nothing it stays what it began as."""
+    bare = saved(tmp_path / "bare.safetensors", 1, PARTS[0])
+    x = torch.randn(64, N, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    settings = Settings(n_steps=1, batch=4, rate=0.0)
+    for line in model.train_model((x, x), tmp_path, "on", FOLDED[0], settings, CENTRES.numpy(), start=bare):
+        assert line["step"] == 1
+    (old, _), (new, _) = load_weights(bare), load_weights(tmp_path / "on.safetensors")
+    assert all(torch.equal(new[k.replace("network.", "network.inner.")], v) for k, v in old.items() if k != "scales")
+    assert len(new) == len(old)
+    begun = load_weights(tmp_path / "on.safetensors")[1]["before"]
+    assert json.loads(begun) == {"step": 10, "minutes": "unknown"}
+
+
+def test_a_joined_model_says_where_it_came_from(tmp_path):
+    low = saved(tmp_path / "low.safetensors", 1, PARTS[0], n_frames="10")
+    high = saved(tmp_path / "high.safetensors", 2, PARTS[1], n_frames="20")
+    model.join(low, high, tmp_path / "out.safetensors")
+    about = load_weights(tmp_path / "out.safetensors")[1]
+    assert json.loads(about.pop("network")) == {
+        "kind": "split", "split": model.SPLIT, "low": PARTS[0], "high": PARTS[1]
+    }  # fmt: skip
+    assert about == {
+        "temperature": "800.0", "n_atoms": str(N), "sigma_data": "0.2",
+        "low settings": '{"seed": 1}', "low last": '{"step": 10}', "low minutes": "unknown",
+        "high settings": '{"seed": 2}', "high last": '{"step": 20}', "high minutes": "unknown",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "said"), [({"n_atoms": 7}, "n_atoms: 6 and 7"), ({"sigma_data": 0.25}, "sigma_data: 0.2 and 0.25")]
+)
+def test_parts_that_do_not_fit_are_not_joined(tmp_path, other, said):
+    low = saved(tmp_path / "low.safetensors", 1, PARTS[0])
+    high = saved(tmp_path / "high.safetensors", 2, PARTS[1], **other)
+    with pytest.raises(InputError) as raised:
+        model.join(low, high, tmp_path / "out.safetensors")
+    assert str(raised.value) == f"{low} and {high} disagree on {said}"
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def rods(n, seed):
+    """Two atoms at 0.15 +- 0.01 nm and a third that swings about them."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((n, 3, 3), dtype=np.float32)
+    x[:, 1, 0] = 0.15 + 0.01 * rng.standard_normal(n)
+    x[:, 2] = x[:, 1] + 0.1 * rng.standard_normal((n, 3))
+    return x - x.mean(1, keepdims=True)
+
+
+def trained(folder, steps, stop=None):
+    settings = Settings(n_steps=steps, batch=64, warm_up=10, noise_mean=-3.6, noise_std=1.8)
+    network = {"kind": "pairs", "n_layers": 2, "width": 32}
+    lines = model.train_model((rods(4000, 0), rods(500, 1)), folder, "rod", network, settings, every=50)
+    for line in lines:
+        if line["step"] == stop:
+            lines.close()
+            return None
+    return model.load(folder / "rod.safetensors")
+
+
+def test_training_resumes_and_learns_the_bond(tmp_path):
+    whole = trained(tmp_path / "whole", 300)
+    assert trained(tmp_path / "part", 300, stop=150) is None
+    part = trained(tmp_path / "part", 300)
+    x = torch.from_numpy(rods(2000, 2))
+    t = torch.full((2000,), 0.01)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    y = x + 0.01 * (noise - noise.mean(1, keepdim=True))
+    assert torch.equal(whole.predict(y, t), part.predict(y, t))
+    # Of six free coordinates the bond's length alone has the noise's own scale: the gap of two atoms has the variance
+    # 2 sigma^2 of noise and sigma^2 of data, so a third of the error is left, and 5 1/3 sixths in all.
+    loss = model.by_noise(whole.function, x, torch.tensor([0.01]))[0]
+    assert 0.87 < loss < 0.94
+    untrained = model.build({"kind": "pairs", "n_layers": 2, "width": 32}, 3, float(x.std()))
+    assert model.by_noise(untrained, x, torch.tensor([0.01]))[0] > 0.97
+
+
+def test_hydrogens_are_renamed_in_half_of_the_rows_and_nothing_else():
+    x = torch.arange(4000 * 6 * 3, dtype=torch.float32).reshape(4000, 6, 3)
+    y = model.renamed(x, np.array([[0, 1, 2, 3]]), torch.Generator().manual_seed(0))
+    swapped = (y[:, 2] == x[:, 3]).all(1)
+    assert abs(swapped.float().mean() - 0.5) < 5 * 0.5 / 4000**0.5
+    assert torch.equal(y[swapped][:, [0, 1, 3, 2, 4, 5]], x[swapped])
+    assert torch.equal(y[~swapped], x[~swapped])
+
+
+def test_unknown_networks_are_refused():
+    with pytest.raises(InputError, match='"pairs", "egnn" or "split", got \'mlp\''):
+        model.build({"kind": "mlp", "n_layers": 2, "width": 8}, 3, 0.1)

@@ -1,0 +1,28 @@
+"""Everything after dynamics in small: shipped frames and weights, every method, all metrics, table and figures."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from studies.molecules import data, model, report
+from studies.molecules.metrics import Truth
+from studies.molecules.peptides import peptide
+from studies.molecules.tempering import METHODS, Budget, temper
+
+__all__ = ["run"]
+
+# The ladder keeps its 201 steps: with fewer, Euler-Maruyama steps of a tempered score are unstable.
+BUDGET = Budget(rows=2 * 50 * 201, n_chains=2, own_chains=2, batch=50, burn_in=0.5, fit_samples=32)
+N_SAMPLES = 200
+
+
+def run(folder: Path, weights: str | Path = "tiny", frames: Path | None = None) -> str:
+    """Sample, measure and write into the folder; the table."""
+    chosen = peptide("dipeptide")
+    frames = frames or Path(str(files("studies.molecules") / "tiny-data"))
+    cold, hot = (Truth(chosen, t, data.load(frames, chosen, t, equilibration=0.0)) for t in (chosen.cold, chosen.hot))
+    list(temper(model.load(weights), chosen.beta, folder, BUDGET, (0,), tuple(METHODS)))
+    rows = report.rows_of(cold, hot, folder, N_SAMPLES)
+    report.write(rows, cold, folder)
+    return report.table(rows, chosen)
