@@ -1,0 +1,50 @@
+"""Tables in a page that a person wrote: a command replaces what stands between two markers, and nothing else.
+
+<!-- table: success -->
+| method | success |
+|---|---|
+<!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.run import publish
+
+__all__ = ["fill", "markdown"]
+
+BLOCK = re.compile(r"<!-- table: (?P<name>[\w -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown.
+
+    >>> print(markdown(["method", "error"], [["SMC", 0.1]]))
+    | method | error |
+    |---|---|
+    | SMC | 0.1 |
+    """
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in [header, *rows]]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def fill(page: str | Path, tables: Mapping[str, str]) -> Path:
+    """Put these tables in their places; a table without a place is an error, a place without a table stays."""
+    path = Path(page)
+    text = path.read_text(encoding="utf-8")
+    places = [match["name"] for match in BLOCK.finditer(text)]
+    for name in tables:
+        if name not in places:
+            raise InputError(f"{path} has no place for a table {name!r}; it has {', '.join(places) or 'none'}")
+
+    def put(match: re.Match[str]) -> str:
+        name = match["name"]
+        body = tables[name].rstrip("\n") + "\n" if name in tables else match["body"]
+        return f"<!-- table: {name} -->\n{body}<!-- end -->"
+
+    publish(path, BLOCK.sub(put, text).encode())
+    return path
