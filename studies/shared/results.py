@@ -42,7 +42,8 @@ class Results:
 
     def get(self, name: str) -> Any:
         """The result of this name, or None."""
-        return self[name] if name in self else None
+        path = self.path(name)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def names(self, pattern: str = "*") -> list[str]:
         """Names of the results that match, as their files are called."""
@@ -54,7 +55,7 @@ class Results:
         path.parent.mkdir(parents=True, exist_ok=True)
         if arrays:
             file = io.BytesIO()
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]  # numpy takes any name
             publish(path.with_suffix(".npz"), file.getvalue())
         publish(path, json.dumps(record, indent=1).encode())
 
