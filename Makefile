@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m studies
 
 .DEFAULT_GOAL := help
-.PHONY: help demo plan mazes molecules walker-0 walker-1 test test-slow kill-test lint types bench tables format clean
+.PHONY: help demo plan mazes molecules walker-0 walker-1 test test-slow kill-test lint types bench tables docs wheel format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,6 +69,17 @@ bench: $(READY) ## time the samplers, and what a run in a folder costs besides
 
 tables: $(READY) ## compare the kernels with one another
 	$(RUN).kernels
+
+docs: export NO_MKDOCS_2_WARNING := 1
+
+docs: $(READY) ## build the documentation into site/
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --quiet
+	@echo site/index.html
+
+wheel: $(READY) ## build the wheel and show its size
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@ls -l dist/*.whl | awk '{ printf "%.0f kB  %s\n", $$5 / 1000, $$NF }'
 
 format: $(READY) ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .

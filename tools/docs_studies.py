@@ -24,32 +24,32 @@ def on_files(files: Files, config: Any) -> Files:
     for path in sorted((ROOT / "studies").rglob("*")):
         inside = path.relative_to(ROOT)
         if path.suffix in SHOWN and "tests" not in inside.parts and "results" not in inside.parts:
-            files.append(File.generated(config, on_site(inside.as_posix()), abs_src_path=str(path)))
+            files.append(File.generated(config, site_path(inside.as_posix()), abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     """Links as they work in the repository, changed to what works on the site."""
     here = page.file.src_uri
-    source = in_repository(here)
+    source = repository_path(here)
 
     def moved(match: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
-        if files.get_file_from_path(on_site(target)) is None:
+        if files.get_file_from_path(site_path(target)) is None:
             return match[0]
-        return match[1] + posixpath.relpath(on_site(target), posixpath.dirname(here) or ".")
+        return match[1] + posixpath.relpath(site_path(target), posixpath.dirname(here) or ".")
 
     return LINK.sub(moved, markdown)
 
 
-def on_site(path: str) -> str:
+def site_path(path: str) -> str:
     """Where a file of the repository stands on the site."""
     if path.startswith("studies/"):
         return re.sub(r"README\.md$", "index.md", path)
     return path.removeprefix("docs/")
 
 
-def in_repository(path: str) -> str:
+def repository_path(path: str) -> str:
     """Where a page of the site stands in the repository."""
     if path.startswith("studies/"):
         return re.sub(r"index\.md$", "README.md", path)
