@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
-from crepe_diffusion.processes.base import Coefficients, Evaluation, Process, rows_like
+from crepe_diffusion.batches import rows_like
+from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream
 
 TASKS = ("tempering", "tilting", "composition", "guidance", "everything")

@@ -1,8 +1,8 @@
-"""What goes wrong, by name. Every message says which value was wrong and what would be right."""
+"""The errors of this package. Every message names the wrong value and what would be right."""
 
 from __future__ import annotations
 
-__all__ = ["InputError", "NonFiniteError"]
+__all__ = ["InputError", "NonFiniteError", "check_choice"]
 
 
 class InputError(ValueError):
@@ -10,4 +10,10 @@ class InputError(ValueError):
 
 
 class NonFiniteError(ArithmeticError):
-    """A prediction or a reward was NaN or infinite, and the sampler was told to stop at that."""
+    """A prediction or a reward was NaN or infinite, and the sampler was set to stop at that (`nonfinite="raise"`)."""
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise an error that lists the choices, unless the value is one of them."""
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

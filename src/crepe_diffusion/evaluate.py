@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError, NonFiniteError
+from crepe_diffusion.batches import IMPOSSIBLE, rows_like
+from crepe_diffusion.errors import InputError, NonFiniteError, check_choice
 from crepe_diffusion.processes import Evaluation, Process
-from crepe_diffusion.processes.base import IMPOSSIBLE, check_choice, rows_like
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Reward, Target

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Coefficients
-from crepe_diffusion.processes.base import check_choice
 from crepe_diffusion.targets import GUIDANCE, Target
 
 __all__ = ["Proposal"]

@@ -17,9 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.models import Model
-from crepe_diffusion.processes.base import check_choice
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.schedules import anneal as annealing
 

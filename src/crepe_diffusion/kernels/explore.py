@@ -13,12 +13,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from crepe_diffusion.batches import rows_like
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_work, walk
-from crepe_diffusion.processes.base import rows_like
 from crepe_diffusion.processes.discrete import Discrete, Euler
 from crepe_diffusion.processes.gaussian import GaussianProcess
 from crepe_diffusion.random import Stream

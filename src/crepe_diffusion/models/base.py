@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Gaussian, Masked, Process, Uniform
-from crepe_diffusion.processes.base import check_choice
 
 if TYPE_CHECKING:
     from crepe_diffusion.targets import Target

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.models.base import Model, check_prompt
 from crepe_diffusion.processes import Masked, Process, Uniform
-from crepe_diffusion.processes.base import check_choice
 
 __all__ = ["TokenTable"]
 

@@ -16,14 +16,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.batches import IMPOSSIBLE, block_rows
 from crepe_diffusion.random import Stream
 
-__all__ = ["IMPOSSIBLE", "Coefficients", "Evaluation", "Process", "block_rows", "check_choice", "rows_like"]
-
-
-IMPOSSIBLE = -1e12
-"""Stands for a reward of minus infinity, and for a point of which a model says nothing finite."""
+__all__ = ["Coefficients", "Evaluation", "Process"]
 
 
 @dataclass(frozen=True)
@@ -67,11 +63,6 @@ class Evaluation:
             torch.cat([v.drift for v in evaluations]),
             torch.cat([v.reward for v in evaluations]),
         )
-
-
-def rows_like(values: Tensor, x: Tensor) -> Tensor:
-    """One value a row, shaped to broadcast against x."""
-    return values.reshape(values.shape + (1,) * (x.ndim - values.ndim))
 
 
 class Process(ABC):
@@ -160,14 +151,3 @@ class Process(ABC):
     def fitted(self, table: Any) -> Process:
         """The same process with measured information; only where `needs_fit`."""
         return self
-
-
-def block_rows(x: Tensor) -> int:
-    """How many rows to treat at once so that the temporaries stay in the processor's cache."""
-    return max(1, 2**18 // max(1, x[0].numel()))
-
-
-def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """An error that lists what would have been right."""
-    if value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -23,8 +23,9 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from crepe_diffusion.batches import rows_like
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.processes.base import Coefficients, Evaluation, Process, rows_like
+from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream
 
 __all__ = ["Discrete", "Euler", "Masked", "Uniform"]

@@ -19,8 +19,9 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
+from crepe_diffusion.batches import block_rows, rows_like
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.processes.base import Coefficients, Evaluation, Process, block_rows, rows_like
+from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream
 
 __all__ = ["EulerMaruyama", "FisherTable", "Gaussian", "GaussianData", "GaussianProcess", "score_of"]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crepe_diffusion.batches import rows_like
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
 from crepe_diffusion.processes import Evaluation, FisherTable, Process
-from crepe_diffusion.processes.base import rows_like
 from crepe_diffusion.processes.gaussian import Gaussian
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream

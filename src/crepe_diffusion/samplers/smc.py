@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError, NonFiniteError
+from crepe_diffusion.batches import IMPOSSIBLE, rows_like
+from crepe_diffusion.errors import InputError, NonFiniteError, check_choice
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Evaluation, Process
-from crepe_diffusion.processes.base import IMPOSSIBLE, check_choice, rows_like
 from crepe_diffusion.processes.gaussian import GaussianProcess, score_of
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream

@@ -19,12 +19,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from crepe_diffusion.batches import IMPOSSIBLE
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.paths import walk
 from crepe_diffusion.processes import Evaluation
-from crepe_diffusion.processes.base import IMPOSSIBLE
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.schedules import ladder
