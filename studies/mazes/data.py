@@ -6,21 +6,20 @@ next cell plus N(0, 0.5^2), clipped to [-1, 1], for 201 steps, the goal reached 
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.files import publish
+import crepe_diffusion as cd
 from studies.mazes.maze import Maze
+from studies.shared.results import Results
 
-__all__ = ["MAZES", "environment", "load", "make", "maze_of", "windows"]
+__all__ = ["MAZES", "environment", "load_episodes", "make_episodes", "maze_of", "windows"]
 
 MAZES = ("medium", "large", "giant")
 N_TRAIN, N_VALIDATION, N_STEPS = 5000, 500, 201
@@ -32,12 +31,12 @@ CHUNK = 50
 def environment(name: str, **options: Any) -> Any:
     """OGBench's own environment, unwrapped."""
     if name not in MAZES:
-        raise InputError(f"the mazes are {', '.join(MAZES)}; got {name!r}")
+        raise cd.InputError(f"the mazes are {', '.join(MAZES)}; got {name!r}")
     try:
         import gymnasium
         import ogbench.locomaze  # type: ignore[import-untyped]  # noqa: F401 - registers the environments
     except ImportError as error:
-        raise InputError("this needs OGBench: pip install 'crepe-diffusion[mazes]'") from error
+        raise cd.InputError(f"{error.name} is missing: pip install -c constraints.txt -e 'studies[mazes]'") from error
     return gymnasium.make(f"pointmaze-{name}-v0", **options).unwrapped
 
 
@@ -73,8 +72,8 @@ def _chunk(task: tuple[str, list[int]]) -> np.ndarray:
     return np.stack([episode(env, maze, seed) for seed in seeds])
 
 
-def make(name: str, path: Path, *, n_workers: int = 2, seed: int = 0) -> Iterator[int]:
-    """Write `train` and `validation` episodes to a `.npz` file; yields how many are done after each chunk."""
+def make_episodes(name: str, folder: Results, *, n_workers: int = 2, seed: int = 0) -> Iterator[int]:
+    """Save the maze with its `train` and `validation` episodes; yields the number of episodes after each chunk."""
     seeds = np.random.SeedSequence(seed).generate_state(N_TRAIN + N_VALIDATION, np.uint64)
     tasks = [(name, [int(s % 2**31) for s in seeds[i : i + CHUNK]]) for i in range(0, len(seeds), CHUNK)]
     done = []
@@ -83,22 +82,16 @@ def make(name: str, path: Path, *, n_workers: int = 2, seed: int = 0) -> Iterato
             done.append(part)
             yield CHUNK * len(done)
     episodes = np.concatenate(done)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = io.BytesIO()
-    np.savez_compressed(file, train=episodes[:N_TRAIN], validation=episodes[N_TRAIN:], maze=maze_of(name).to_json())
-    publish(path, file.getvalue())
+    folder.save(name, asdict(maze_of(name)), train=episodes[:N_TRAIN], validation=episodes[N_TRAIN:])
 
 
-def load(path: Path) -> tuple[Maze, Tensor, Tensor]:
+def load_episodes(name: str, folder: Results) -> tuple[Maze, Tensor, Tensor]:
     """The maze, and the training and validation episodes."""
-    if not path.exists():
-        raise InputError(f"{path} is not there; `python -m studies.mazes data` makes it")
-    with np.load(path, allow_pickle=False) as file:
-        return (
-            Maze.from_json(str(file["maze"])),
-            torch.from_numpy(file["train"]),
-            torch.from_numpy(file["validation"]),
-        )
+    if name not in folder:
+        raise cd.InputError(f"{folder.path(name)} is missing; `python -m studies.mazes data --maze {name}` makes it")
+    episodes = folder.arrays(name)
+    train, validation = (torch.from_numpy(episodes[key]) for key in ("train", "validation"))
+    return Maze.from_fields(folder[name]), train, validation
 
 
 def windows(episodes: Tensor, n: int, generator: torch.Generator, length: int = LENGTH) -> Tensor:

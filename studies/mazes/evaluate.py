@@ -1,4 +1,4 @@
-"""Is a plan any good? By its geometry, and by driving it."""
+"""Whether a plan succeeds: by its geometry, and by driving it in OGBench."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOLERANCE = 0.45
 
 @dataclass(frozen=True)
 class Verdict:
-    """What each plan fulfils, one boolean a plan."""
+    """What each plan fulfils, one boolean per plan."""
 
     start: Tensor
     goal: Tensor
@@ -48,10 +48,12 @@ def passes(plans: Tensor, point: Tensor, tolerance: float = TOLERANCE) -> Tensor
 
 
 def looks_like_data(maze: Maze, x: Tensor, data: Tensor) -> dict[str, float]:
-    """How single trajectories (n, steps, 2) compare with real ones: out of walls, and total variation of statistics."""
+    """Single trajectories (n, steps, 2) compared with real ones: shares out of walls, total variation of statistics."""
 
     def histogram(values: Tensor, edges: Tensor) -> Tensor:
-        inside = values.flatten().cpu().clamp(float(edges[0]), float(edges[-1]))  # what is beyond counts at the ends
+        inside = (
+            values.flatten().cpu().clamp(float(edges[0]), float(edges[-1]))
+        )  # values beyond the ends count in the last bins
         return torch.histogram(inside, edges)[0] / values.numel()
 
     def tv(f: Any, edges: Tensor) -> float:
@@ -77,7 +79,7 @@ def drive(
 ) -> tuple[bool, np.ndarray]:
     """Follow a plan in OGBench: always head for the point a few steps ahead of the one reached.
 
-    Returns whether the environment says that the goal was reached, and where the agent went.
+    Returns whether the agent reached the goal by the environment's own rule, and where it went.
     """
     path = plan.reshape(-1, 2).double().numpy()
     env.reset(seed=0)

@@ -1,15 +1,16 @@
-"""Planning in a maze as a run: `crepe-diffusion run maze-plan`."""
+"""Planning in a maze as a run: `crepe-diffusion run studies/mazes/plan.toml`."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.experiment import Experiment
-from crepe_diffusion.stitching import Segments
+import crepe_diffusion as cd
+from crepe_diffusion.run import Experiment
 from studies.mazes.evaluate import ends, judge, passes
-from studies.mazes.model import load
+from studies.mazes.model import load_maze_model
 from studies.mazes.stitch import Style, segments_for, terms, way_point_term
 
 __all__ = ["maze_plan"]
@@ -24,16 +25,16 @@ def maze_plan(
     n_levels: int = 121,
     via: list[float] = [],  # noqa: B006 - options are read, never changed
 ) -> Experiment:
-    """Stitch 64-step trajectories of a point maze into a way from start to goal; rewards of kind `way-point` refine it.
+    """Stitch 64-step trajectories of a point maze into a path from start to goal; a reward `way-point` may be added.
 
-    `maze` is the name of shipped weights or a file of them, `task` one of OGBench's five; `n_segments` 0 takes enough.
-    `via` is a point, in units of the maze, whose passing is to be recorded as a scalar.
+    `maze` is the name of shipped weights or a file of weights, `task` one of OGBench's five. With `n_segments = 0`
+    there are as many as the path needs. `via` is a point in units of the maze; whether plans pass it is recorded.
     """
-    grid, model = load(maze)
+    grid, model = load_maze_model(maze)
     if not 1 <= task <= len(grid.tasks):
-        raise InputError(f"task must be between 1 and {len(grid.tasks)}, got {task!r}")
+        raise cd.InputError(f"task must be between 1 and {len(grid.tasks)}, got {task!r}")
     if len(via) not in (0, 2):
-        raise InputError(f"via must be a point [x, y] or nothing, got {via!r}")
+        raise cd.InputError(f"via must be a point [x, y] or nothing, got {via!r}")
     way = grid.tasks[task - 1]
     n = n_segments or segments_for(grid, way)
     style = Style(width=width, caution=caution, n_levels=n_levels)
@@ -43,14 +44,14 @@ def maze_plan(
     def way_point(plans: Tensor, x: float, y: float) -> Tensor:
         return way_point_term(grid, model, n, style, torch.tensor([x, y])).function(plans)
 
-    def share(name: str):  # type: ignore[no-untyped-def]
+    def share(name: str) -> Callable[[Tensor], Tensor]:
         return lambda x: getattr(judge(grid, grid.unnormalise(x), start, goal), name).double()
 
     scalars = {"success": share("success"), "length": lambda x: _length(grid.unnormalise(x))}
     if via:
         scalars["via"] = lambda x: passes(grid.unnormalise(x), torch.tensor(via)).double()
     return Experiment(
-        Segments(model, n).as_target(),
+        cd.stitching.Segments(model, n).as_target(),
         rewards={"way-point": way_point},
         terms={term.name: term for term in coupling},
         anneals={"matched": way_point_term(grid, model, n, style, torch.zeros(2)).anneal},

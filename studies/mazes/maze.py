@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
+import crepe_diffusion as cd
 
 __all__ = ["Maze"]
 
@@ -37,9 +37,9 @@ class Maze:
 
     def __post_init__(self) -> None:
         if len({len(row) for row in self.rows}) != 1 or set("".join(self.rows)) - set("#."):
-            raise InputError(f"a maze is a rectangle of '#' and '.', got {self.rows!r}")
+            raise cd.InputError(f"a maze is a rectangle of '#' and '.', got {self.rows!r}")
         if "." in "".join([self.rows[0], self.rows[-1], *(row[0] + row[-1] for row in self.rows)]):
-            raise InputError(f"a maze needs a wall around it, got {self.rows!r}")
+            raise cd.InputError(f"a maze needs a wall around it, got {self.rows!r}")
 
     @property
     def walls(self) -> Tensor:
@@ -53,7 +53,7 @@ class Maze:
         """The middle of a cell."""
         i, j = cell
         if not (0 <= i < len(self.rows) and 0 <= j < len(self.rows[0])) or self.rows[i][j] == "#":
-            raise InputError(f"cell {cell} of maze {self.name!r} is a wall or outside; free cells: {self.free}")
+            raise cd.InputError(f"cell {cell} of maze {self.name!r} is a wall or outside; free cells: {self.free}")
         return torch.tensor([(j - 1) * self.unit, (i - 1) * self.unit])
 
     def cells(self, xy: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,11 +95,8 @@ class Maze:
     def distance(self, start: Cell, goal: Cell) -> int:
         return int(self.distances(goal)[start])
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
     @classmethod
-    def from_json(cls, text: str) -> Maze:
-        fields = json.loads(text)
-        tasks = tuple((tuple(a), tuple(b)) for a, b in fields.pop("tasks"))
-        return cls(rows=tuple(fields.pop("rows")), tasks=tasks, **fields)
+    def from_fields(cls, fields: dict[str, Any]) -> Maze:
+        """A maze from its fields as JSON stores them, with lists for tuples."""
+        tasks = tuple((tuple(a), tuple(b)) for a, b in fields["tasks"])
+        return cls(fields["name"], tuple(fields["rows"]), fields["unit"], tasks)

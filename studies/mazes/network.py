@@ -12,8 +12,8 @@ __all__ = ["TrajectoryMLP"]
 class TrajectoryMLP(nn.Module):
     """`n_layers` hidden layers of `width` units with skips between them; the noise level enters as waves.
 
-    The first coordinates, where the trajectory is and where it leads, enter as waves as well: the network has to tell
-    one corridor from the next, which a smooth function of bare coordinates learns late.
+    The first coordinates, where the trajectory is and where it leads, enter as waves as well: the network must
+    distinguish neighbouring corridors, which a smooth function of bare coordinates learns late.
     """
 
     N_COURSE = 4

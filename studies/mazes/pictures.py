@@ -12,7 +12,10 @@ from torch import Tensor
 
 from studies.mazes.maze import Maze
 
-__all__ = ["animate", "draw_maze", "draw_plan", "plans_along", "side_by_side", "trajectories"]
+__all__ = ["Panel", "animate", "draw_maze", "draw_plan", "plans_along", "side_by_side", "trajectories"]
+
+Panel = tuple[str, Tensor, Tensor, Tensor, Tensor | None]
+"""Title, plan (segments, steps, 2), start, goal, way-point."""
 
 START, GOAL, WAY = "#2a9d3a", "#d1342f", "#f0a202"
 
@@ -34,12 +37,11 @@ def draw_maze(axes: Any, maze: Maze) -> None:
     axes.set(xticks=[], yticks=[], xlim=(low, high_x), ylim=(low, high_y), aspect="equal")
 
 
-def draw_plan(
-    axes: Any, plan: Tensor, start: Tensor, goal: Tensor, way_point: Tensor | None = None, title: str = ""
-) -> None:
-    """One plan (segments, steps, 2), a colour a segment."""
+def draw_plan(axes: Any, panel: Panel) -> None:
+    """One plan, with one colour per segment."""
     import matplotlib
 
+    title, plan, start, goal, way_point = panel
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.95, len(plan)))
     for segment, colour in zip(plan.numpy(), colours, strict=True):
         axes.plot(*segment.T, color=colour, lw=1.6, solid_capstyle="round")
@@ -47,29 +49,26 @@ def draw_plan(
     for point, colour, marker in ((start, START, "o"), (goal, GOAL, "*"), (way_point, WAY, "D")):
         if point is not None:
             axes.plot(*point.tolist(), marker, color=colour, ms=9, mec="black", mew=0.6, zorder=5)
-    if title:
-        axes.set_title(title, fontsize=9)
+    axes.set_title(title, fontsize=9)
 
 
-def side_by_side(
-    maze: Maze, plans: Sequence[tuple[str, Tensor]], start: Tensor, goal: Tensor, way_point: Tensor | None = None
-) -> Any:
-    """A row of plans with their titles."""
+def side_by_side(maze: Maze, panels: Sequence[Panel]) -> Any:
+    """Plans in rows of five."""
     from matplotlib.figure import Figure
 
-    columns = min(5, len(plans))
-    rows = -(-len(plans) // columns)
+    columns = min(5, len(panels))
+    rows = -(-len(panels) // columns)
     aspect = len(maze.rows) / len(maze.rows[0])
     figure = Figure(figsize=(3.2 * columns, (3.2 * aspect + 0.35) * rows), layout="constrained")
-    for k, (title, plan) in enumerate(plans):
+    for k, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, k + 1)
         draw_maze(axes, maze)
-        draw_plan(axes, plan, start, goal, way_point, title)
+        draw_plan(axes, panel)
     return figure
 
 
 def trajectories(maze: Maze, groups: dict[str, Tensor]) -> Any:
-    """Many single trajectories, one panel for each group."""
+    """Many single trajectories, one panel per group."""
     from matplotlib.figure import Figure
 
     aspect = len(maze.rows) / len(maze.rows[0])
@@ -83,34 +82,27 @@ def trajectories(maze: Maze, groups: dict[str, Tensor]) -> Any:
     return figure
 
 
-def animate(
-    path: Path,
-    maze: Maze,
-    frames: Sequence[tuple[str, Tensor, Tensor | None]],
-    start: Tensor,
-    goal: Tensor,
-    seconds: float = 0.12,
-) -> None:
-    """A GIF of (title, plan, way-point or None)."""
+def animate(path: Path, maze: Maze, frames: Sequence[Panel], seconds: float = 0.12) -> None:
+    """A GIF that shows one plan at a time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
     aspect = len(maze.rows) / len(maze.rows[0])
     images = []
-    for title, plan, way_point in frames:
+    for panel in frames:
         figure = Figure(figsize=(4.4, 4.4 * aspect + 0.35), layout="constrained", dpi=80)
         canvas = FigureCanvasAgg(figure)
         axes = figure.add_subplot()
         draw_maze(axes, maze)
-        draw_plan(axes, plan, start, goal, way_point, title)
+        draw_plan(axes, panel)
         canvas.draw()
         images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("P", palette=Image.Palette.ADAPTIVE))
     path.parent.mkdir(parents=True, exist_ok=True)
     images[0].save(path, save_all=True, append_images=images[1:], duration=int(1000 * seconds), loop=0, optimize=True)
 
 
-def plans_along(plans: Tensor, iterations: Tensor, n: int = 10) -> list[tuple[str, Tensor]]:
-    """Plans spread over a chain, with their iterations as titles."""
+def plans_along(plans: Tensor, iterations: Tensor, start: Tensor, goal: Tensor, n: int) -> list[Panel]:
+    """At most n plans, spread over a chain, with their iterations as titles."""
     chosen = torch.linspace(0, len(plans) - 1, min(n, len(plans))).round().long()
-    return [(f"iteration {int(iterations[i]):,}", plans[i]) for i in chosen]
+    return [(f"iteration {int(iterations[i]):,}", plans[i], start, goal, None) for i in chosen]

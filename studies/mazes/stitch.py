@@ -1,4 +1,4 @@
-"""Plans from short trajectories: J copies of one model, coupled by rewards into a way from start to goal."""
+"""Plans from short trajectories: J copies of one model, coupled by rewards into a path from start to goal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.models import Denoiser
-from crepe_diffusion.processes import Gaussian
-from crepe_diffusion.schedules import Ladder, anneal, ladder
+import crepe_diffusion as cd
 from crepe_diffusion.stitching import Junctions, Matched, Reach, Restitch, Segments, WayPoint
-from crepe_diffusion.targets import Reward, Target
 from studies.mazes.evaluate import ends
 from studies.mazes.maze import Cell, Maze
 
@@ -25,14 +21,14 @@ STEP = 0.2
 
 @dataclass(frozen=True)
 class Style:
-    """How segments are coupled and walked.
+    """How segments are coupled, and with which ladder and moves they are sampled.
 
     - `width`: the standard deviation of every gap in units of the maze, as a squared error; 0 takes the paper's
       rewards (absolute values and squares, with its constants) and its power-10 annealing instead;
     - `caution`: by how much to widen the model's own uncertainty, to which the annealing is matched;
     - `n_levels`, `substeps`, `sigma_min`, `sigma_max`, `n_finish`: the ladder;
     - `guidance`, `clip`: of the proposal;
-    - `n_candidates`, `chance`, `between`: of restitching; 0 candidates do without it.
+    - `n_candidates`, `chance`, `between`: of restitching, where it is used.
     """
 
     width: float = 0.08
@@ -48,37 +44,41 @@ class Style:
     chance: float = 0.05
     between: tuple[float, float] = (0.07, 0.16)
 
-    def explorer(self) -> Restitch | None:
-        return Restitch(self.n_candidates, self.chance, self.between) if self.n_candidates else None
+    def explorer(self) -> Restitch:
+        return Restitch(self.n_candidates, self.chance, self.between)
 
-    def ladder(self) -> Ladder:
-        return ladder.karras(
+    def ladder(self) -> cd.Ladder:
+        return cd.ladder.karras(
             self.n_levels, self.sigma_min, self.sigma_max, substeps=self.substeps, n_finish=self.n_finish
         )
 
 
-PAPER = Style(width=0.0, n_levels=601, sigma_min=0.001, n_finish=0, clip=None, n_candidates=0)
+PAPER = Style(width=0.0, n_levels=601, sigma_min=0.001, n_finish=0, clip=None)
 
 
 def segments_for(maze: Maze, task: tuple[Cell, Cell], length: int = 64, slack: float = 1.25) -> int:
-    """Enough segments for the way from start to goal at the agent's pace, and some to spare."""
+    """Enough segments for the shortest path from start to goal at the agent's pace, times a slack."""
     steps = maze.distance(*task)
     if steps < 0:
-        raise InputError(f"there is no way from {task[0]} to {task[1]} in maze {maze.name!r}")
+        raise cd.InputError(f"there is no path from {task[0]} to {task[1]} in maze {maze.name!r}")
     return max(2, math.ceil(slack * steps * maze.unit / (STEP * length)))
 
 
-def plan_target(maze: Maze, model: Denoiser, task: tuple[Cell, Cell], n_segments: int, style: Style) -> Target:
+def plan_target(
+    maze: Maze, model: cd.models.Denoiser, task: tuple[Cell, Cell], n_segments: int, style: Style
+) -> cd.Target:
     """The law of plans for a task. A way-point may be added at any time, by `way_point_term`."""
     target = Segments(model, n_segments).as_target()
     return replace(target, rewards=tuple(terms(maze, model, task, n_segments, style)))
 
 
-def terms(maze: Maze, model: Denoiser, task: tuple[Cell, Cell], n_segments: int, style: Style) -> list[Reward]:
+def terms(
+    maze: Maze, model: cd.models.Denoiser, task: tuple[Cell, Cell], n_segments: int, style: Style
+) -> list[cd.Reward]:
     """Start, goal and junctions."""
     start, goal = (tuple(maze.normalise(p).tolist()) for p in ends(maze, task))
     if not style.width:
-        strong, fading = 100.0 * n_segments, anneal.power(10)
+        strong, fading = 100.0 * n_segments, cd.anneal.power(10)
         return [
             _term("start", Reach(start, weight=strong), style, fading),
             _term("goal", Reach(goal, -1, -1, weight=strong), style, fading),
@@ -92,21 +92,23 @@ def terms(maze: Maze, model: Denoiser, task: tuple[Cell, Cell], n_segments: int,
     ]
 
 
-def way_point_term(maze: Maze, model: Denoiser, n_segments: int, style: Style, point: Tensor) -> Reward:
+def way_point_term(maze: Maze, model: cd.models.Denoiser, n_segments: int, style: Style, point: Tensor) -> cd.Reward:
     """Pass by a point, given in units of the maze."""
     z = tuple(maze.normalise(point).tolist())
     if not style.width:
-        return _term("way-point", WayPoint(z, weight=100.0 * n_segments), style, anneal.power(10))
+        return _term("way-point", WayPoint(z, weight=100.0 * n_segments), style, cd.anneal.power(10))
     reward = WayPoint(z, 0.5 * maze.scale**2, weight=_weight(maze, style), l1=0.0)  # the nearest points, within a unit
     return _term("way-point", reward, style, _matched(maze, style, _uncertainty(model, style).mean(1)))
 
 
-def _term(name: str, function: Callable[[Tensor], Tensor], style: Style, fading: Callable[[Tensor], Tensor]) -> Reward:
-    return Reward(function, anneal=fading, guidance=style.guidance, name=name)
+def _term(
+    name: str, function: Callable[[Tensor], Tensor], style: Style, fading: Callable[[Tensor], Tensor]
+) -> cd.Reward:
+    return cd.Reward(function, anneal=fading, guidance=style.guidance, name=name)
 
 
 def _weight(maze: Maze, style: Style) -> float:
-    """Of a squared error of the style's width, in the model's coordinates."""
+    """Weight of a squared error of the style's width, in the model's coordinates."""
     return 0.5 * (maze.scale / style.width) ** 2
 
 
@@ -114,9 +116,9 @@ def _matched(maze: Maze, style: Style, variances: Tensor) -> Matched:
     return Matched(style.width / maze.scale, style.ladder().times, style.caution * variances)
 
 
-def _uncertainty(model: Denoiser, style: Style) -> Tensor:
+def _uncertainty(model: cd.models.Denoiser, style: Style) -> Tensor:
     """Mean posterior variance of every point of a trajectory at each time of the ladder, (times, steps)."""
     process = model.process()
-    if not isinstance(process, Gaussian):
-        raise InputError(f"matched annealing needs a measured Gaussian process, got {process!r}")
+    if not isinstance(process, cd.processes.Gaussian):
+        raise cd.InputError(f"matched annealing needs a measured Gaussian process, got {process!r}")
     return process.posterior_variance(style.ladder().times, model.event_shape).mean(-1)

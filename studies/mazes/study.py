@@ -1,6 +1,6 @@
-"""Success against network rows: CREPE in several styles and SMC on the tasks of a maze, one JSON file a job.
+"""Success against network rows: CREPE in several styles and SMC on the tasks of a maze, one result per job.
 
-A job that has its file is not run again, so a study that was ended goes on where it stopped.
+A job that has its result is not run again, so a study that was stopped continues where it was.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,36 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
-from crepe_diffusion.random import Stream
-from crepe_diffusion.run.files import publish
+from studies.mazes.data import environment
 from studies.mazes.evaluate import Verdict, drive, ends, judge
-from studies.mazes.model import load
+from studies.mazes.maze import Maze
+from studies.mazes.model import load_maze_model
 from studies.mazes.stitch import PAPER, Style, plan_target, segments_for
+from studies.shared.results import Results
 
-__all__ = ["Job", "ablation", "comparison", "run_all", "run_job"]
+__all__ = ["METHODS", "Job", "ablation", "comparison", "measured", "run_all", "run_job"]
 
 CRITERIA = ("start", "goal", "junctions", "walls", "success")
+METHODS = ("CREPE, ours", "CREPE, no restitching", "CREPE, paper", "SMC")
+
+
+def measured(results: Results, name: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The result of this name, or None; an error where it was measured with other settings."""
+    record: dict[str, Any] | None = results.get(name)
+    if record is None:
+        return None
+    wanted = json.loads(json.dumps(settings))
+    if record["settings"] != wanted:
+        raise cd.InputError(
+            f"{results.path(name)} was measured with the settings {record['settings']}, not with {wanted};"
+            " remove it or choose another folder by --out"
+        )
+    return record
 
 
 @dataclass(frozen=True)
 class Job:
-    """One method on one task: `rows` is the budget of network rows for each chain, or for each batch of particles."""
+    """One method on one task; `rows` is the budget of network rows per chain, or per batch of particles."""
 
     name: str
     task: int
@@ -47,8 +63,9 @@ class Job:
     seed: int = 0
 
     @property
-    def file(self) -> str:
-        return f"{Path(self.weights).stem}-{self.name.replace(' ', '-')}-task{self.task}-seed{self.seed}"
+    def result(self) -> str:
+        """The name of its result."""
+        return f"{Path(self.weights).stem} {self.name} task{self.task} seed{self.seed}"
 
 
 def comparison(weights: str, rows: int, n_chains: int) -> list[Job]:
@@ -57,10 +74,10 @@ def comparison(weights: str, rows: int, n_chains: int) -> list[Job]:
     for task in range(1, 6):
         shared = {"task": task, "rows": rows, "weights": weights}
         jobs += [
-            Job("CREPE, ours", n_chains=n_chains, **shared),  # type: ignore[arg-type]
-            Job("CREPE, no restitching", style=Style(n_candidates=0), explorer="none", **shared),  # type: ignore[arg-type]
-            Job("CREPE, paper", style=PAPER, explorer="langevin", n_segments=20, **shared),  # type: ignore[arg-type]
-            Job("SMC", style=Style(n_candidates=0), method="smc", **shared),  # type: ignore[arg-type]
+            Job(METHODS[0], n_chains=n_chains, **shared),  # type: ignore[arg-type]
+            Job(METHODS[1], explorer="none", **shared),  # type: ignore[arg-type]
+            Job(METHODS[2], style=PAPER, explorer="langevin", n_segments=20, **shared),  # type: ignore[arg-type]
+            Job(METHODS[3], method="smc", **shared),  # type: ignore[arg-type]
         ]
     return jobs
 
@@ -78,20 +95,20 @@ def ablation(weights: str, rows: int, task: int = 1) -> list[Job]:
         "241 levels": {"style": replace(style, n_levels=241)},
         "adapted ladder": {"adapt": True},
         "512 candidates": {"style": replace(style, n_candidates=512)},
-        "bounce instead of restitching": {"style": replace(style, n_candidates=0), "explorer": "bounce"},
-        "Langevin instead of restitching": {"style": replace(style, n_candidates=0), "explorer": "langevin"},
-        "no exploration": {"style": replace(style, n_candidates=0), "explorer": "none"},
+        "bounce instead of restitching": {"explorer": "bounce"},
+        "Langevin instead of restitching": {"explorer": "langevin"},
+        "no exploration": {"explorer": "none"},
     }
     return [Job(name, task, rows, weights, n_chains=2, **options) for name, options in variants.items()]
 
 
-def run_job(job: Job, folder: Path, threads: int = 1) -> Path:
-    """Run one job and write what came out of it."""
+def run_job(job: Job, results: Results, threads: int = 1) -> dict[str, Any]:
+    """Run one job and save what it found, unless that is there already."""
     torch.set_num_threads(threads)
-    path = folder / f"{job.file}.json"
-    if path.exists():
-        return path
-    maze, model = load(job.weights)
+    record = measured(results, job.result, asdict(job))
+    if record is not None:
+        return record
+    maze, model = load_maze_model(job.weights)
     task = maze.tasks[job.task - 1]
     n = job.n_segments or segments_for(maze, task)
     start, goal = ends(maze, task)
@@ -102,21 +119,19 @@ def run_job(job: Job, folder: Path, threads: int = 1) -> Path:
 
     began = time.perf_counter()
     found = (_smc if job.method == "smc" else _crepe)(job, target, n, verdict)
-    plans = found.pop("plans")
+    plans = maze.unnormalise(found.pop("plans"))
     record = {
-        "job": asdict(job),
+        "settings": asdict(job),
         "n_segments": n,
         "seconds": time.perf_counter() - began,
         **found,
-        "driven": _drive_all(job, maze.unnormalise(plans[-10:].flatten(0, 1)), start, goal),
+        "driven": _drive_all(maze, plans[-10:].flatten(0, 1), start, goal),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(folder / f"{job.file}.npz", plans=maze.unnormalise(plans).numpy().astype(np.float32))
-    publish(path, json.dumps(record).encode())
-    return path
+    results.save(job.result, record, plans=plans.numpy().astype(np.float32))
+    return record
 
 
-def _crepe(job: Job, target: cd.Target, n: int, verdict: Any) -> dict[str, Any]:
+def _crepe(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verdict]) -> dict[str, Any]:
     explorers = {"restitch": job.style.explorer(), "none": None, "bounce": cd.Bounce(), "langevin": cd.Langevin()}
     chain = cd.ReplicaExchange(
         target,
@@ -153,7 +168,7 @@ def _crepe(job: Job, target: cd.Target, n: int, verdict: Any) -> dict[str, Any]:
     }
 
 
-def _smc(job: Job, target: cd.Target, n: int, verdict: Any) -> dict[str, Any]:
+def _smc(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verdict]) -> dict[str, Any]:
     steps = job.style.ladder()
     n_particles = max(2, job.rows // (n * len(steps.times)))
     particles = cd.SMC(
@@ -165,7 +180,9 @@ def _smc(job: Job, target: cd.Target, n: int, verdict: Any) -> dict[str, Any]:
         micro_batch=8192,
         nonfinite="reject",
     ).sample()
-    x = particles.resampled(Stream(job.seed).at("resampled")).reshape(job.n_chains, n_particles, *particles.x.shape[2:])
+    x = particles.resampled(cd.Stream(job.seed).at("resampled")).reshape(
+        job.n_chains, n_particles, *particles.x.shape[2:]
+    )
     v = [verdict(batch) for batch in x]
     return {
         "rows": [particles.evaluations.rows / job.n_chains],
@@ -176,28 +193,25 @@ def _smc(job: Job, target: cd.Target, n: int, verdict: Any) -> dict[str, Any]:
     }
 
 
-def _drive_all(job: Job, plans: Tensor, start: Tensor, goal: Tensor) -> list[bool] | None:
+def _drive_all(maze: Maze, plans: Tensor, start: Tensor, goal: Tensor) -> list[bool] | None:
     """Whether the agent reaches the goal on each plan; None where OGBench is not installed."""
-    from studies.mazes.data import environment
-
     try:
-        env = environment(load(job.weights)[0].name)
+        env = environment(maze.name)
     except cd.InputError:
         return None
     return [drive(env, plan, start, goal)[0] for plan in plans]
 
 
-def _work(task: tuple[Job, Path]) -> str:
-    return str(run_job(*task))
+def _work(task: tuple[Job, Results]) -> str:
+    run_job(*task)
+    return task[0].result
 
 
-def run_all(jobs: list[Job], folder: Path, n_workers: int = 2) -> Iterator[Path]:
-    """Run the jobs that have no result yet, the longest first; yields the file of each as it is done."""
-    wanted = sorted(jobs, key=lambda job: -job.rows * job.n_chains)
+def run_all(jobs: list[Job], results: Results, n_workers: int = 2) -> Iterator[str]:
+    """Run the jobs that have no result yet, the longest first; yields the name of each result when it is there."""
+    tasks = [(job, results) for job in sorted(jobs, key=lambda job: -job.rows * job.n_chains)]
     if n_workers == 1:
-        for job in wanted:
-            yield run_job(job, folder)
+        yield from map(_work, tasks)
         return
     with multiprocessing.get_context("spawn").Pool(n_workers) as pool:
-        for path in pool.imap_unordered(_work, [(job, folder) for job in wanted]):
-            yield Path(path)
+        yield from pool.imap_unordered(_work, tasks)

@@ -1,9 +1,10 @@
-"""The whole way from shipped weights to a plan, pictures of it and a change of mind, small enough for every day."""
+"""From shipped weights to a plan, its pictures, and a way-point that is added later; small enough for every day."""
 
 from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,18 +13,19 @@ import torch
 import crepe_diffusion as cd
 from studies.mazes import __main__ as command
 from studies.mazes.evaluate import ends, judge, passes
-from studies.mazes.model import load, shipped
-from studies.mazes.page import write_page
+from studies.mazes.model import load_maze_model, shipped
 from studies.mazes.refinement import Refinement, refine
 from studies.mazes.stitch import PAPER, Style, plan_target, segments_for, way_point_term
-from studies.mazes.study import Job, run_job
+from studies.mazes.study import CRITERIA, Job, run_job
+from studies.shared.results import Results
 
-MAZE, MODEL = load("medium")
+MAZE, MODEL = load_maze_model("medium")
 TASK = MAZE.tasks[0]
+PLAN = Path(command.__file__).parent / "plan.toml"
 
 
 def small(**changes):
-    config = tomllib.loads(Path("studies/mazes/plan.toml").read_text())
+    config = tomllib.loads(PLAN.read_text())
     config["sampler"] |= {"restitch_candidates": 512, "n_chains": 1}
     config["output"]["burn_in"] = 0
     config["stop"]["iterations"] = 12
@@ -97,42 +99,46 @@ def test_the_papers_preset_has_the_papers_numbers():
 
 @pytest.mark.parametrize("method", ["crepe", "smc"])
 def test_a_job_of_the_study_is_run_once(tmp_path: Path, method: str):
-    style = Style(n_levels=31, n_candidates=256 if method == "crepe" else 0)
-    job = Job("tiny", 1, 8_000, "medium", style=style, method=method)
-    path = run_job(job, tmp_path)
-    before = path.stat().st_mtime_ns
-    assert run_job(job, tmp_path).stat().st_mtime_ns == before
-    record = json.loads(path.read_text())
+    results = Results(tmp_path)
+    job = Job("tiny", 1, 8_000, "medium", style=Style(n_levels=31, n_candidates=256), method=method)
+    record = run_job(job, results)
+    before = results.path(job.result).stat().st_mtime_ns
+    assert run_job(job, results) == json.loads(json.dumps(record))
+    assert results.path(job.result).stat().st_mtime_ns == before
     assert 0.5 * job.rows < record["rows"][-1] < 1.5 * job.rows  # the budget is kept within an iteration
-    assert len(record["flags"]) == len(record["rows"])
+
+    if method == "crepe":  # every tenth plan is kept, and is as good as was recorded
+        verdict = judge(MAZE, torch.from_numpy(results.arrays(job.result)["plans"]).flatten(0, 1), *ends(MAZE, TASK))
+        for k, name in enumerate(CRITERIA):
+            assert [flags[k][0] for flags in record["flags"][9::10]] == getattr(verdict, name).tolist()
+        assert len(record["flags"]) == len(record["rows"]) >= 20
+    with pytest.raises(cd.InputError, match=r"measured with the settings .*'rows': 8000.*remove it or choose another"):
+        run_job(replace(job, rows=9_000), results)
 
 
 def test_what_is_asked_for_must_exist(tmp_path: Path):
     with pytest.raises(cd.InputError, match=f"no shipped weights for 'huge'; there are {', '.join(shipped())}"):
-        load("huge")
+        load_maze_model("huge")
     with pytest.raises(cd.InputError, match="task must be between 1 and 5, got 6"):
         cd.Run.start(tmp_path / "run", small(options={"task": 6}))
 
 
-def test_the_page_is_written_from_whatever_results_there_are(tmp_path: Path):
-    """Also where there are no data to compare the model with, as in a fresh clone."""
-    results, docs = tmp_path / "results", tmp_path / "docs"
-    command.main(["quality", "--data", str(tmp_path / "none"), "--out", str(results), "--quiet"])
-    job = Job("CREPE, ours", 1, 12_000, "medium", style=Style(n_levels=31, n_candidates=512))
-    record = json.loads(run_job(job, results).read_text())
-    text = write_page(results, docs, "make mazes").read_text()
-    late = [flags[-1][0] for flags in record["flags"][len(record["flags"]) // 2 :]]
-    assert f"| {100 * sum(late) / len(late):.0f} % |" in text
-    assert "The model alone" not in text
-    assert (docs / "figures" / "maze-plans.png").exists()
-
-
-def test_a_way_point_on_the_fly_is_on_the_page(tmp_path: Path):
-    case = Refinement(task=1, cell=(4, 6), n_before=10, n_after=5, n_chains=1, weights="medium")
-    lines = list(refine(case, tmp_path, Style(n_levels=31, n_candidates=256)))
-    assert [line["iteration"] for line in lines] == list(range(1, 16))
-    share = 100 * lines[9]["success"][0]
-    assert (
-        f"| 10 to 10, before | {100 * lines[9]['passes'][0]:.0f} % | {share:.0f} % |"
-        in write_page(tmp_path, tmp_path, "make mazes").read_text()
+def test_a_way_point_is_added_and_the_result_is_kept(tmp_path: Path):
+    case = Refinement(
+        task=1,
+        cell=(4, 6),
+        n_before=6,
+        n_after=4,
+        n_chains=1,
+        weights="medium",
+        style=Style(n_levels=31, n_candidates=256),
     )
+    results = Results(tmp_path)
+    lines = list(refine(case, results))
+    assert [line["iteration"] for line in lines] == list(range(1, 11))
+    assert results["refinement"]["log"] == lines
+    plans = torch.from_numpy(results.arrays("refinement")["plans"])[:, 0]
+    assert [line["passes"] for line in lines] == passes(plans, MAZE.xy((4, 6)))[:, None].tolist()
+    assert list(refine(case, results)) == []  # it is there
+    with pytest.raises(cd.InputError, match="'n_after': 4"):
+        list(refine(replace(case, n_after=5), results))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from dataclasses import asdict
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +17,7 @@ from studies.mazes import data, model
 from studies.mazes.evaluate import drive, ends, judge, looks_like_data, passes
 from studies.mazes.maze import Maze
 from studies.mazes.stitch import segments_for
+from studies.shared.results import Results
 from studies.shared.training import Settings, load_weights
 
 # A corridor with a bend, and a cell that no way leads to.
@@ -47,7 +51,7 @@ def test_distances_are_counted_along_the_corridors():
 
 
 def test_a_maze_is_kept_as_text_and_walls_are_refused():
-    assert Maze.from_json(MAZE.to_json()) == MAZE
+    assert Maze.from_fields(json.loads(json.dumps(asdict(MAZE)))) == MAZE
     for cell in ((2, 1), (0, 0), (9, 1), (1, -2)):
         with pytest.raises(cd.InputError, match="is a wall or outside"):
             MAZE.xy(cell)
@@ -66,7 +70,7 @@ def test_there_are_enough_segments_for_the_way_and_at_least_two():
     assert segments_for(MAZE, MAZE.tasks[0]) == 3
     assert segments_for(MAZE, MAZE.tasks[0], slack=1.0) == 2
     assert segments_for(MAZE, ((1, 1), (1, 2))) == 2
-    with pytest.raises(cd.InputError, match=r"no way from \(1, 1\) to \(1, 5\)"):
+    with pytest.raises(cd.InputError, match=r"no path from \(1, 1\) to \(1, 5\)"):
         segments_for(MAZE, MAZE.tasks[1])
 
 
@@ -155,7 +159,7 @@ def test_trajectories_look_like_themselves_and_unlike_others():
     assert through["out of walls"] < 1
 
 
-def test_steps_of_any_length_are_told_from_others():
+def test_steps_beyond_the_histogram_count_as_different():
     real = 0.2 * torch.arange(20.0)[None, :, None] * torch.ones(1, 1, 2) - 2
     assert looks_like_data(MAZE, 5 * real, real)["TV of step lengths"] == pytest.approx(1.0)
 
@@ -164,7 +168,7 @@ def test_steps_of_any_length_are_told_from_others():
 
 
 def test_windows_are_unbroken_pieces_of_any_episode_from_any_step():
-    """Each point says which episode and step it is; all 3 x 4 windows come equally often."""
+    """Each point holds its episode and its step; all 3 x 4 windows are equally frequent."""
     episodes = torch.stack(torch.meshgrid(torch.arange(3.0), torch.arange(10.0), indexing="ij"), -1)
     drawn = data.windows(episodes, 6000, torch.Generator().manual_seed(1), length=7)
     assert torch.equal(drawn, drawn[:, :1] + torch.tensor([0.0, 1.0]) * torch.arange(7.0)[:, None])
@@ -173,6 +177,14 @@ def test_windows_are_unbroken_pieces_of_any_episode_from_any_step():
     refuted(assert_frequencies, which, torch.cat([torch.ones(11), f64([0.5])]))
     again = data.windows(episodes, 6000, torch.Generator().manual_seed(1), length=7)
     assert torch.equal(again, drawn)
+
+
+def test_missing_episodes_and_a_missing_ogbench_are_errors_that_name_the_remedy(tmp_path, monkeypatch):
+    with pytest.raises(cd.InputError, match=r"bend.json is missing; .*data --maze bend"):
+        data.load_episodes("bend", Results(tmp_path))
+    monkeypatch.setitem(sys.modules, "ogbench.locomaze", None)  # what Python does where a module is absent
+    with pytest.raises(cd.InputError, match=r"^ogbench.* is missing: pip install .*studies\[mazes\]'$"):
+        data.environment("medium")
 
 
 @pytest.fixture(scope="module")
@@ -233,14 +245,13 @@ def test_a_trained_model_is_loaded_as_it_was_left(tmp_path):
     """Two steps of a tiny network on random ways: weights, maze and what was measured come back from the file."""
     generator = torch.Generator().manual_seed(0)
     ways = torch.randn(2, 40, 201, 2, generator=generator).mul(0.2).cumsum(2)
-    path = tmp_path / "ways.npz"
-    np.savez(path, train=ways[0].numpy(), validation=ways[1].numpy(), maze=MAZE.to_json())
+    Results(tmp_path).save("bend", asdict(MAZE), train=ways[0].numpy(), validation=ways[1].numpy())
     settings = Settings(n_steps=2, batch=32, warm_up=1, rate=0.01)
-    lines = list(model.train_model("bend", tmp_path, path, {"n_layers": 1, "width": 8}, settings))
+    lines = list(model.train_model("bend", tmp_path, {"n_layers": 1, "width": 8}, settings))
     assert np.isfinite([line["validation"] for line in lines]).all()
-    maze, denoiser = model.load(tmp_path / "bend.safetensors")
+    maze, denoiser = model.load_maze_model(tmp_path / "bend" / "bend.safetensors")
     assert maze == MAZE
-    average, _ = load_weights(tmp_path / "average.safetensors")
+    average, _ = load_weights(tmp_path / "bend" / "average.safetensors")
     assert all(torch.equal(average[k], v) for k, v in denoiser.function.state_dict().items())
     assert average["network.last.weight"].abs().max() > 0
 
@@ -253,7 +264,7 @@ def test_a_trained_model_is_loaded_as_it_was_left(tmp_path):
     torch.testing.assert_close(measured, found, atol=0.1, rtol=0)
     refuted(torch.testing.assert_close, measured.flip(0), found, atol=0.1, rtol=0)
     with pytest.raises(cd.InputError, match="no shipped weights for 'nowhere'"):
-        model.load("nowhere")
+        model.load_maze_model("nowhere")
 
 
 def test_main_directions_are_those_of_the_data(tmp_path):

@@ -1,0 +1,173 @@
+"""Tables of the page from a small set of results, with every number computed again by hand or in plain Python."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+import pytest
+import torch
+
+from studies.mazes import __main__ as command
+from studies.mazes import tables
+from studies.mazes.maze import Maze
+from studies.mazes.study import METHODS, ablation, comparison
+from studies.shared.pages import BLOCK
+from studies.shared.results import Results
+
+
+def cells(table: str) -> list[list[str]]:
+    """The rows of a Markdown table below its header."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+def percent(values) -> str:
+    return f"{100 * mean(values):.0f} %"
+
+
+def record(name, task, *, n_chains=2, n=7, seed=0, driven=None, n_segments=4, weights="medium"):
+    """A result of a study with random verdicts: (iterations, criteria, chains)."""
+    rng = random.Random(f"{name} {task} {seed}")
+    return {
+        "settings": {"name": name, "task": task, "weights": weights, "n_chains": n_chains, "rows": 700},
+        "n_segments": n_segments,
+        "seconds": 1.4,
+        "rows": [100.0 * (i + 1) for i in range(n)],
+        "flags": [[[rng.random() < 0.6 for _ in range(n_chains)] for _ in range(5)] for _ in range(n)],
+        "driven": driven,
+        "acceptance": [0.5, 0.25, float("nan"), 0.75],
+        "levels": [0.1, 0.2, 0.3, 0.4, 0.5],
+    }
+
+
+def late_success(r, k=4):
+    return [float(x) for flags in r["flags"][3:] for x in flags[k]]  # the last four of seven iterations
+
+
+def test_success_by_method_and_task():
+    a, b = record("CREPE, ours", 1, driven=[True, True, False]), record("CREPE, ours", 3, n_segments=6, driven=[False])
+    smc = {**record("SMC", 1, n_chains=1), "flags": [[[0.25]] * 5], "rows": [650.0]}
+    rows = cells(tables.success_table([b, smc, a]))
+    one, three = mean(late_success(a)), mean(late_success(b))
+    average = f"**{50 * (one + three):.0f} %**"
+    assert rows == [
+        ["CREPE, ours", "4-6", "2", "7e+02", percent([one]), percent([three]), average, "50 %"],
+        ["SMC", "4", "1", "6.5e+02", "25 %", "-", "**25 %**", "-"],
+    ]
+
+
+def test_first_successes_and_routes():
+    """Two records: chains that first succeed at rows 300, 100, never and 200; their routes are counted elsewhere."""
+    no, yes = [False], [True]
+    first = record("CREPE, ours", 1) | {"flags": [[[*no, *yes]], [[*no, *no]], [[*yes, *yes]]], "rows": [100, 200, 300]}
+    second = record("CREPE, ours", 2) | {"flags": [[[*no, *no]], [[*no, *yes]], [[*no, *no]]], "rows": [100, 200, 300]}
+    table = tables.routes_table([first, second], [([1, 3], 3), ([1, 1], 2)])
+    assert cells(table) == [["4", f"{median([300, 100, float('inf'), 200]):.2g}", "inf", "3 of 4", "2 to 3"]]
+
+
+def test_a_route_is_a_set_of_cells():
+    """Chain 1 stays in its corridor; chain 2 takes the other one in its last draw."""
+    maze = Maze("two ways", ("#####", "#...#", "#.#.#", "#...#", "#####"))
+    low = torch.stack([maze.xy(c) for c in ((1, 1), (1, 2), (1, 3), (2, 3))])
+    high = torch.stack([maze.xy(c) for c in ((1, 1), (2, 1), (3, 1), (3, 2))])
+    jitter = low + 0.7  # within the cells
+    draws = torch.stack([torch.stack([low, low]), torch.stack([jitter, low.flip(0)]), torch.stack([low, high])])
+    assert tables.count_routes(maze, draws.reshape(3, 2, 2, 2, 2)) == ([1, 2], 2)
+
+
+def test_changes_begin_with_our_preset():
+    ours, other = record("ours", 1), record("61 levels", 1)
+    rows = cells(tables.changes_table([other, ours]))
+    assert [row[0] for row in rows] == ["ours", "61 levels"]
+    for row, r in zip(rows, (ours, other), strict=True):
+        assert row[1:4] == [percent(late_success(r, k)) for k in (4, 2, 3)]
+        # five levels; 0.5 + 0.75 + 0.25 rejected; 1.4 s for 700 rows of 2 chains
+        assert row[4:] == ["5", "2", "0.25", "1000"]
+
+
+def refined(n_chains=2, weights="medium"):
+    rng = random.Random(5)
+    log = [
+        {
+            "iteration": i + 1,
+            "success": [rng.random() < 0.8 for _ in range(n_chains)],
+            "passes": [i >= 22, False],
+        }
+        for i in range(30)
+    ]
+    return {"settings": {"task": 1, "cell": [4, 6], "n_before": 20, "n_chains": 2, "weights": weights}, "log": log}
+
+
+def test_the_way_point_before_and_after():
+    r = refined()
+    success = [mean(line["success"]) for line in r["log"]]
+    assert cells(tables.way_point_table(r)) == [
+        ["19 to 20, before", "0 %", percent(success[18:20])],
+        ["23 to 24", "50 %", percent(success[22:24])],
+        ["23 to 30", "50 %", percent(success[22:30])],
+    ]
+    assert cells(tables.first_pass_table(r)) == [["iterations until the first plan that passes", "3", "never"]]
+
+
+def test_curves_do_not_look_ahead():
+    """A running mean and the success so far use what came before, so a change shows when it happens and not earlier."""
+    step = np.repeat([1.0, 0.0], 30)
+    assert tables.running_mean(step, 10)[:30].tolist() == pytest.approx([1.0] * 30)
+    assert tables.running_mean(step, 10)[30:41].tolist() == pytest.approx([0.9 - 0.1 * k for k in range(10)] + [0.0])
+    r = {"rows": [10.0, 20.0, 30.0, 40.0], "flags": [[[1.0, 0.0]], [[0.0, 0.0]], [[1.0, 1.0]], [[0.0, 1.0]]]}
+    grid = np.asarray([10.0, 25.0, 39.0, 41.0])
+    assert tables.success_along(r, grid).tolist() == pytest.approx([0.5, 0.0, 1.0 / 2, 1.5 / 2])
+
+
+def test_quality_has_one_column_per_maze():
+    found = {"out of walls": 1.0, "TV of cells": 0.18765}
+    records = [
+        {"settings": {"maze": m}, "found": {k: v / d for k, v in found.items()}} for m, d in (("a", 1), ("b", 2))
+    ]
+    assert cells(tables.quality_table(records)) == [["out of walls", "1", "0.5"], ["TV of cells", "0.188", "0.0938"]]
+
+
+def test_the_names_of_the_comparison_are_those_of_the_page():
+    assert {job.name for job in comparison("medium", 1000, 2)} == set(METHODS)
+    assert not {job.name for job in ablation("medium", 1000)} & set(METHODS)
+
+
+def test_the_command_fills_what_it_has_results_for_and_leaves_the_prose(tmp_path: Path):
+    page, results = tmp_path / "page.md", Results(tmp_path / "results")
+    shipped = command.PAGE.read_text()
+    page.write_text(shipped)
+    options = ["--out", str(results.folder), "--data", str(tmp_path / "data"), "--maze", "medium", "--quiet"]
+    command.main(["quality", *options])  # without episodes there is nothing to compare with
+    command.main(["page", "--page", str(page), *options])
+    assert page.read_text() == shipped
+
+    plans = np.zeros((2, 2, 4, 64, 2), dtype=np.float32)
+    ours, other = record("CREPE, ours", 1), record("ours", 1)
+    results.save("medium CREPE, ours task1 seed0", ours, plans=plans)
+    results.save("medium ours task1 seed0", other, plans=plans)
+    results.save("giant CREPE, ours task1 seed0", record("CREPE, ours", 1, weights="giant"), plans=plans)
+    results.save("refinement", refined(), plans=np.zeros((30, 2, 4, 64, 2), dtype=np.float32))
+    command.main(["page", "--page", str(page), *options])
+    filled = page.read_text()
+    assert BLOCK.sub("", filled) == BLOCK.sub("", shipped)
+    found = {match["name"]: match["body"].rstrip("\n") for match in BLOCK.finditer(filled)}
+    before = {match["name"]: match["body"].rstrip("\n") for match in BLOCK.finditer(shipped)}
+    assert found == before | {
+        "success": tables.success_table([ours]),
+        "routes": tables.routes_table([ours], [([1, 1], 1)]),
+        "changes": tables.changes_table([other]),
+        "way-point": tables.way_point_table(refined()),
+        "first pass": tables.first_pass_table(refined()),
+    }
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"success.png", "plans.png", "refinement.png", "along.png", "chain.gif"}
+
+
+def test_every_link_of_the_study_leads_to_a_file():
+    for page in (command.PAGE, command.PAGE.with_name("README.md")):
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text())
+        assert links
+        assert [link for link in links if not (page.parent / link).exists()] == []
