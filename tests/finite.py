@@ -6,7 +6,7 @@ log-densities of its levels, computed here from the definition and not by the pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -86,13 +86,13 @@ def tokens(
 
     p, q = (cd.models.TokenTable(table(seed), kind, prompt=prompt) for seed in (1, 2))
     target, exponents = build(p, q, task, reward_on_tokens)
-    process = cd.processes.Oracle(p.process(), tuple(m.log_prob for m in target.models)) if oracle else None
+    log_probs = tuple(m.log_prob for m in target.models) if oracle else None
     chain = cd.ReplicaExchange(
         target,
         cd.ladder.linear(n_levels, substeps=substeps),
         proposal=cd.Proposal(exponents=exponents),
         explorer=explorer,
-        process=process,
+        process=replace(p.process(), log_probs=log_probs),
         **options,
     )
     states = p.all_states()
@@ -155,7 +155,7 @@ class Line(Process):
         stay = torch.nn.functional.one_hot(x, n).to(torch.float64).log()
         return stream.categorical(torch.where(rows_like(s == t, log_p), stay, log_p))
 
-    def log_ratios(
+    def kernel_ratios(
         self,
         x_s: Tensor,
         x_t: Tensor,

@@ -10,11 +10,11 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
-from crepe_diffusion.processes import Gaussian, Oracle
+from crepe_diffusion.processes import Gaussian
 
 BETA = 2.0
 MIXTURE = cd.models.GaussianMixture([0.45, 0.55], [[-2.0], [1.5]], [0.3, 0.8])
-PROCESS = Oracle(Gaussian(variance=1.0), (MIXTURE.log_prob,))
+PROCESS = Gaussian(variance=1.0, log_probs=(MIXTURE.log_prob,))
 
 
 def chain(levels, n_chains=100, target=MIXTURE**BETA, k="paper"):

@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.paths import log_work, walk
-from crepe_diffusion.processes import Coefficients, EulerMaruyama, Evaluation, FisherTable, Gaussian, Oracle
+from crepe_diffusion.processes import Coefficients, EulerMaruyama, Evaluation, FisherTable, Gaussian
 from crepe_diffusion.processes.gaussian import score_of
 from crepe_diffusion.random import Stream
 
@@ -572,12 +572,12 @@ def test_noise_is_the_product_of_the_models_marginals_where_their_scales_are_kno
     refuted(check, (C[1], C[0]))
 
 
-# -- the oracle ---------------------------------------------------------------------------------------------
+# -- known densities ---------------------------------------------------------------------------------------------
 
 
-def test_the_oracle_replaces_the_models_ratios_and_nothing_else():
+def test_known_densities_replace_the_models_ratios_and_nothing_else():
     models, base = [MIXTURES[2], OTHERS[2]], Gaussian(variance=0.8)
-    oracle = Oracle(base, tuple(model.log_prob for model in models))
+    oracle = Gaussian(variance=0.8, log_probs=tuple(model.log_prob for model in models))
     s, t = steps(40)
     x_s, x_t = (STREAM.at(end).normal((40, 2)) for end in "st")
     found, q = log_ratios(oracle, models, x_s, x_t, s, t, LAW)

@@ -6,6 +6,7 @@ A reward of minus infinity is no error but a hard constraint: the chain then sam
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from scipy.stats import truncnorm
 
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
-from crepe_diffusion.processes import FisherTable, Gaussian, Oracle
+from crepe_diffusion.processes import FisherTable, Gaussian
 
 LADDER = cd.ladder.karras(6, 0.1, 10.0)
 MIXTURE = cd.models.GaussianMixture([0.4, 0.6], [[-1.0], [1.5]], [0.6, 0.4])
@@ -131,7 +132,7 @@ def test_reject_stays_within_the_law_it_can_see():
     def left(y, t):
         return y[:, 0] < -0.3
 
-    oracle = Oracle(PROCESS, (MIXTURE.log_prob,))
+    oracle = replace(PROCESS, log_probs=(MIXTURE.log_prob,))
     model = cd.models.Denoiser(Network(left), (1,), dtype=torch.float64)
     ladder = cd.ladder.karras(5, 0.1, 10.0)
     run = cd.ReplicaExchange(model, ladder, process=oracle, n_chains=500, seed=1, nonfinite="reject")
@@ -195,7 +196,7 @@ def constrained(on, anneal):
     ladder = cd.ladder.karras(5, 0.1, 3.0)
     t2 = ladder.times[None, :, None] ** 2
     table = FisherTable(ladder.times, t2 / (t2 + 1), f64([[0.2]]))  # so that the noise end is exact as well
-    oracle = Oracle(Gaussian(information=table), (GAUSS.log_prob,))
+    oracle = Gaussian(information=table, log_probs=(GAUSS.log_prob,))
     target = GAUSS.tilt(hard, on=on, anneal=anneal)
     run = cd.ReplicaExchange(target, ladder, process=oracle, n_chains=300, seed=1, explorer=cd.Bounce())
     return run.sample(30, burn_in=60).x[..., 0]

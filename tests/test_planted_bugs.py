@@ -248,13 +248,13 @@ def wrong_time_for_the_upper(patch):
 
 
 def mean_over_positions(patch):
-    original = Discrete.log_ratios
+    original = Discrete.kernel_ratios
 
-    def log_ratios(self, x_s, *rest):
+    def kernel_ratios(self, x_s, *rest):
         models, proposal = original(self, x_s, *rest)
         return models / x_s[0].numel(), proposal / x_s[0].numel()
 
-    patch.setattr(Discrete, "log_ratios", log_ratios)
+    patch.setattr(Discrete, "kernel_ratios", kernel_ratios)
 
 
 def mean_over_coordinates(patch):
@@ -295,21 +295,21 @@ def token_blind(patch):
 
 
 def upward_drift_forgotten(patch):
-    original = line.__globals__["Line"].log_ratios
+    original = line.__globals__["Line"].kernel_ratios
 
-    def log_ratios(self, x_s, x_t, at_s, at_t, s, t, coefficients):
+    def kernel_ratios(self, x_s, x_t, at_s, at_t, s, t, coefficients):
         return original(self, x_s, x_t, at_s, at_t, s, t, dataclasses.replace(coefficients, k_up=0.0))
 
-    patch.setattr(line.__globals__["Line"], "log_ratios", log_ratios)
+    patch.setattr(line.__globals__["Line"], "kernel_ratios", kernel_ratios)
 
 
 def views_of_the_wrong_end(patch):
-    original = line.__globals__["Line"].log_ratios
+    original = line.__globals__["Line"].kernel_ratios
 
-    def log_ratios(self, x_s, x_t, at_s, at_t, s, t, coefficients):
+    def kernel_ratios(self, x_s, x_t, at_s, at_t, s, t, coefficients):
         return original(self, x_s, x_t, at_t, at_t, s, t, coefficients)
 
-    patch.setattr(line.__globals__["Line"], "log_ratios", log_ratios)
+    patch.setattr(line.__globals__["Line"], "kernel_ratios", kernel_ratios)
 
 
 def bounce_forgets_the_way_up(patch):
@@ -343,7 +343,7 @@ def swapped_rows_keep_their_points(patch):
 
 def variance_of_the_wrong_sign(patch):
     def variances(self, s, t, n_models):
-        d, share = self._up(s, t), ((t - s) * (t + s) / (t * t))[:, None]
+        d, share = self.noising_variance(s, t), ((t - s) * (t + s) / (t * t))[:, None]
         return d * (1 + share * self._scaled(t, n_models))
 
     patch.setattr(Gaussian, "_variances", variances)

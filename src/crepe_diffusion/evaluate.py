@@ -68,8 +68,8 @@ class Evaluator:
             self.groups.setdefault(model.network, []).append(j)
         shared = [[target.models[j] for j in members] for members in self.groups.values()]
         self.network_rows = sum(models[0].rows_together(models) for models in shared)
-        process.kernels.check_times(ladder.times)
-        process.kernels.check_event(torch.Size(target.models[0].event_shape))
+        process.check_times(ladder.times)
+        process.check_event(torch.Size(target.models[0].event_shape))
         discrete = process.is_discrete
         for reward in target.rewards:
             if discrete and self._guidance(reward) != "none":

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from crepe_diffusion.kernels import Bounce, Explorer, Langevin
 from crepe_diffusion.models import GaussianMixture
-from crepe_diffusion.processes import EulerMaruyama, Gaussian, Oracle, Process
+from crepe_diffusion.processes import EulerMaruyama, Gaussian, Process
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers import SMC, Plain, ReplicaExchange
@@ -242,8 +242,10 @@ def fitted_order(points: list[Record]) -> tuple[float, float] | None:
 def check_oracle(problem: Problem, effort: Effort, seed: int) -> Record:
     """The chain with exact log-densities in place of L_j against the truth, in standard errors over chains."""
     problem = Problem(problem.setting, problem.task)
-    oracle = Oracle(Gaussian(), tuple(m.log_prob for m in problem.target.models if isinstance(m, GaussianMixture)))
-    chain = ReplicaExchange(problem.target, problem.ladder(13, 2), n_chains=64, seed=seed, process=oracle)
+    log_probs = tuple(m.log_prob for m in problem.target.models if isinstance(m, GaussianMixture))
+    chain = ReplicaExchange(
+        problem.target, problem.ladder(13, 2), n_chains=64, seed=seed, process=Gaussian(log_probs=log_probs)
+    )
     out = chain.sample(effort.oracle_iterations, burn_in=effort.oracle_iterations // 3)
     return {
         "problem": problem.name, "setting": problem.setting.name, "task": problem.task.__name__,

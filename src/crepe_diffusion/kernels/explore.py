@@ -20,7 +20,6 @@ from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes.discrete import Discrete, Euler
-from crepe_diffusion.processes.gaussian import GaussianProcess
 from crepe_diffusion.random import Stream
 
 __all__ = ["Bounce", "Explorer", "Langevin", "SingleToken", "Starter"]
@@ -56,7 +55,7 @@ class Langevin:
     scale: float = 1.0
 
     def check(self, evaluate: Evaluator) -> None:
-        if not isinstance(evaluate.process.kernels, GaussianProcess):
+        if evaluate.process.is_discrete:
             raise InputError("Langevin exploration is for Gaussian diffusions; use Bounce or SingleToken")
         if not evaluate.has_gradients:
             raise InputError('Langevin exploration needs rewards with guidance="gradient"; use Bounce for the others')
@@ -64,8 +63,7 @@ class Langevin:
             raise InputError("Langevin exploration follows the target's score, but the proposal has other exponents")
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
-        process = evaluate.process.kernels
-        assert isinstance(process, GaussianProcess)
+        process = evaluate.process
         times, level = evaluate.ladder.times, state.level.flatten()
         # Below level 0 the ladder is continued by its own last gap.
         below = torch.cat([(2 * times[:1] - times[1:2]).clamp(min=0.0), times])[level * evaluate.ladder.substeps]
@@ -115,13 +113,13 @@ class SingleToken:
     accept: Accept = field(default=metropolis, repr=False)
 
     def check(self, evaluate: Evaluator) -> None:
-        if isinstance(evaluate.process.kernels, Euler):
+        if isinstance(evaluate.process, Euler):
             raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
-        if not isinstance(evaluate.process.kernels, Discrete):
+        if not isinstance(evaluate.process, Discrete):
             raise InputError("Metropolis exploration is for discrete processes; use Bounce or Langevin")
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
-        process = evaluate.process.kernels
+        process = evaluate.process
         assert isinstance(process, Discrete)
         t = evaluate.ladder.levels[state.level.flatten()]
         c = torch.tensor(evaluate.coefficients.target, dtype=torch.float64)

@@ -3,7 +3,6 @@
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.processes.discrete import Euler, Masked, Uniform
 from crepe_diffusion.processes.gaussian import EulerMaruyama, FisherTable, Gaussian, GaussianData
-from crepe_diffusion.processes.oracle import Oracle
 
 __all__ = [
     "Coefficients",
@@ -14,7 +13,6 @@ __all__ = [
     "Gaussian",
     "GaussianData",
     "Masked",
-    "Oracle",
     "Process",
     "Uniform",
 ]

@@ -3,13 +3,20 @@
     L_j = log B_j(x_s | x_t) - log F(x_t | x_s)      estimates log p_j,s(x_s) - log p_j,t(x_t)
     L_Q = the same with the kernels that the proposal really uses
 
-`log_ratios` is direction-free: it does not know whether the step was walked up or down.
+`log_ratios` is direction-free: it does not depend on whether the step was walked up or down.
+
+Where the densities of the models are known, `log_probs` replaces the kernels of the models:
+
+    L_j = log p_j,s(x_s) - log p_j,t(x_t)
+
+A chain then reaches the truth up to Monte Carlo error, which separates a bug from a discretisation error.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -65,9 +72,15 @@ class Evaluation:
         )
 
 
+@dataclass(frozen=True)
 class Process(ABC):
-    """A noising process with its proposal kernels. Times are `(rows,)`, states `(rows, *event)`."""
+    """A noising process with its kernels. Times are `(rows,)`, states `(rows, *event)`.
 
+    `log_probs[j](x, t)` are the exact log-densities of the models where they are known, one function per model of the
+    target; they replace the ratios of the models' kernels. The proposal stays the same.
+    """
+
+    log_probs: tuple[Callable[[Tensor, Tensor], Tensor], ...] | None = field(default=None, kw_only=True, repr=False)
     is_discrete: ClassVar[bool] = False
     """Whether states are integers."""
 
@@ -77,10 +90,9 @@ class Process(ABC):
     def check_event(self, event: torch.Size) -> None:  # noqa: B027
         """Refuse events on which this process is not defined."""
 
-    @property
-    def kernels(self) -> Process:
-        """The process whose kernels are walked: this one, unless it only stands in front of another."""
-        return self
+    def project(self, z: Tensor) -> Tensor:
+        """The part of z inside the subspace on which the process lives."""
+        return z
 
     @abstractmethod
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
@@ -99,6 +111,18 @@ class Process(ABC):
         """Draw the other end of a step from the proposal: x_t where `up`, x_s elsewhere; s = t stays put."""
 
     @abstractmethod
+    def kernel_ratios(
+        self,
+        x_s: Tensor,
+        x_t: Tensor,
+        at_s: Evaluation,
+        at_t: Evaluation,
+        s: Tensor,
+        t: Tensor,
+        coefficients: Coefficients,
+    ) -> tuple[Tensor, Tensor]:
+        """`log_ratios` from the kernels of the models and of the proposal; `at_s` may come without predictions."""
+
     def log_ratios(
         self,
         x_s: Tensor,
@@ -109,7 +133,11 @@ class Process(ABC):
         t: Tensor,
         coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
-        """`L_j` as (models, rows) and `L_Q` as (rows,), summed over the event; `at_s` may come without predictions."""
+        """`L_j` as (models, rows) and `L_Q` as (rows,), summed over the event."""
+        models, proposal = self.kernel_ratios(x_s, x_t, at_s, at_t, s, t, coefficients)
+        if self.log_probs is not None:
+            models = torch.stack([log_prob(x_s, s) - log_prob(x_t, t) for log_prob in self.log_probs])
+        return models, proposal
 
     def step_ratios(
         self,
@@ -141,11 +169,11 @@ class Process(ABC):
         """E[x_0 | x_t = x] of the combined models: what a reward on predictions sees."""
 
     def pull_back(self, g: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
-        """A gradient in E[x_0 | x] as one in x, by what stands in for the Jacobian where the network is not asked."""
+        """A gradient in E[x_0 | x] as one in x, by what replaces the network's Jacobian where it is not computed."""
         return g
 
     def needs_fit(self) -> bool:
-        """Whether the kernels want the models' Fisher information before they can be used."""
+        """Whether the models' Fisher information must be measured before the kernels can be used."""
         return False
 
     def fitted(self, table: Any) -> Process:

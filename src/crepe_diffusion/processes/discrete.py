@@ -122,7 +122,7 @@ class Discrete(Process):
         log_probs = torch.where(still, self._stay(x), log_probs)
         return stream.categorical(log_probs)
 
-    def log_ratios(
+    def kernel_ratios(
         self,
         x_s: Shaped[Tensor, "rows *event"],
         x_t: Shaped[Tensor, "rows *event"],
@@ -398,7 +398,7 @@ class Euler(Discrete):
     def log_ratio(self, x_s: Tensor, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
         return _pick(self.denoising(x_t, log_p, s, t), x_s) - _pick(self.noising(x_s, s, t), x_t)
 
-    def log_ratios(
+    def kernel_ratios(
         self,
         x_s: Shaped[Tensor, "rows *event"],
         x_t: Shaped[Tensor, "rows *event"],
@@ -410,7 +410,7 @@ class Euler(Discrete):
     ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         clipped = t.clamp(max=1 - 1e-6)
         scores = tuple(self.base.log_concrete(x_t, p.to(torch.float64), clipped) for p in at_t.predictions)
-        return super().log_ratios(x_s, x_t, at_s, Evaluation(scores, at_t.drift, at_t.reward), s, t, coefficients)
+        return super().kernel_ratios(x_s, x_t, at_s, Evaluation(scores, at_t.drift, at_t.reward), s, t, coefficients)
 
     def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         return self.base.log_concrete(x, log_p, t)

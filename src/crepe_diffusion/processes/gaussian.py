@@ -100,7 +100,7 @@ class GaussianProcess(Process):
         if error > 1e-4:
             raise InputError(f"the rows of basis must be orthonormal; they are off by {error:.2g}")
         if self.zero_mean is not None:
-            raise InputError("give either basis or zero_mean: a basis already says which subspace is meant")
+            raise InputError("give either basis or zero_mean: a basis already defines the subspace")
 
     def check_event(self, event: torch.Size) -> None:
         n = math.prod(event)
@@ -120,7 +120,7 @@ class GaussianProcess(Process):
         if self.zero_mean is not None:
             return z - z.mean(dim=self.zero_mean + 1, keepdim=True)
         if self.basis is not None and self.basis.shape[0] < self.basis.shape[1]:
-            return self._out(self._in(z), z)
+            return self.embed(self._in(z), z)
         return z
 
     def dimension(self, event: torch.Size) -> int:
@@ -130,31 +130,36 @@ class GaussianProcess(Process):
             return n - n // event[self.zero_mean]
         return n if self.basis is None else n // self.basis.shape[1] * len(self.basis)
 
+    def coordinates(self, z: Tensor) -> Tensor:
+        """The coordinates of `project(z)`, (rows, coordinates): in the basis, or else the flattened event."""
+        return self._in(self.project(z))
+
     def _in(self, z: Tensor) -> Tensor:
         if self.basis is None:
             return z.flatten(1)
         return (z.reshape(-1, self.basis.shape[1]) @ self.basis.T.to(z)).reshape(len(z), -1)
 
-    def _out(self, flat: Tensor, like: Tensor) -> Tensor:
+    def embed(self, flat: Tensor, like: Tensor) -> Tensor:
+        """The states with these coordinates, of the shape of `like`."""
         if self.basis is None:
             return flat.reshape(like.shape)
         return (flat.reshape(-1, len(self.basis)) @ self.basis.to(flat)).reshape(like.shape)
 
-    def _scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor, first_row: int = 0) -> Tensor:
+    def scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor, first_row: int = 0) -> Tensor:
         """Centred noise of the given variance, (rows, 1) or (rows, coordinates), inside the subspace."""
         n = math.prod(like.shape[1:]) if self.basis is None else self.dimension(like.shape[1:])
         z = stream.normal((len(like), n), first_row=first_row, dtype=like.dtype, device=like.device)
-        z = self._out(z.mul_(variance.sqrt().to(like.dtype)), like)
+        z = self.embed(z.mul_(variance.sqrt().to(like.dtype)), like)
         return self.project(z) if self.zero_mean is not None else z
 
     # -- the kernels -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _up(self, s: Tensor, t: Tensor) -> Tensor:
-        """Gain and variance of a noising step, (rows, 1)."""
+    def noising_variance(self, s: Tensor, t: Tensor) -> Tensor:
+        """Variance of a noising step, which is also its gain, (rows, 1)."""
 
     @abstractmethod
-    def _down(self, s: Tensor, t: Tensor) -> Tensor:
+    def denoising_gain(self, s: Tensor, t: Tensor) -> Tensor:
         """Gain of a denoising step, (rows, 1)."""
 
     @abstractmethod
@@ -198,14 +203,18 @@ class GaussianProcess(Process):
         size = block_rows(x)
         for rows in (slice(i, i + size) for i in range(0, len(x), size)):
             s_, t_, rises = s[rows], t[rows], up[rows, None]
-            gain = torch.where(rises, coefficients.k_up * self._up(s_, t_), coefficients.k_down * self._down(s_, t_))
-            variance = torch.where(rises, self._up(s_, t_), self._proposal_variance(s_, t_, coefficients))
-            noise = self._scaled_noise(stream, x[rows], variance, rows.start)
+            gain = torch.where(
+                rises,
+                coefficients.k_up * self.noising_variance(s_, t_),
+                coefficients.k_down * self.denoising_gain(s_, t_),
+            )
+            variance = torch.where(rises, self.noising_variance(s_, t_), self._proposal_variance(s_, t_, coefficients))
+            noise = self.scaled_noise(stream, x[rows], variance, rows.start)
             push = rows_like(gain[:, 0], x).to(x.dtype)
             torch.add(noise.addcmul_(push, self.project(seen.drift[rows])), x[rows], out=out[rows])
         return out
 
-    def log_ratios(
+    def kernel_ratios(
         self,
         x_s: Shaped[Tensor, "rows *event"],
         x_t: Shaped[Tensor, "rows *event"],
@@ -216,19 +225,19 @@ class GaussianProcess(Process):
         coefficients: Coefficients,
     ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         n = self.dimension(x_s.shape[1:])
-        up, down = self._up(s, t), self._down(s, t)
-        gap = self._in(self.project(x_t - x_s))
+        up, down = self.noising_variance(s, t), self.denoising_gain(s, t)
+        gap = self.coordinates(x_t - x_s)
         noising = _quadratic(gap, up)
         variances = self._variances(s, t, len(at_t.predictions))
         models = []
         for prediction, v in zip(at_t.predictions, variances, strict=True):
-            pull = self._in(self.project(prediction - x_t)) * (down / (t * t)[:, None]).to(x_s.dtype)
+            pull = self.coordinates(prediction - x_t) * (down / (t * t)[:, None]).to(x_s.dtype)
             models.append(_ratio(noising, pull.add_(gap), v, up, n))
         v = self._proposal_variance(s, t, coefficients)
         if coefficients.k_up:
-            push = self._in(self.project(at_s.drift)) * (-coefficients.k_up * up).to(x_s.dtype)
+            push = self.coordinates(at_s.drift) * (-coefficients.k_up * up).to(x_s.dtype)
             noising = _quadratic(push.add_(gap), up)
-        pull = self._in(self.project(at_t.drift)) * (coefficients.k_down * down).to(x_s.dtype)
+        pull = self.coordinates(at_t.drift) * (coefficients.k_down * down).to(x_s.dtype)
         proposal = _ratio(noising, pull.add_(gap), v, up, n)
         correction = self._correction(x_s, x_t, s, t)
         if correction is not None:
@@ -245,8 +254,8 @@ class GaussianProcess(Process):
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """`N(mu, 1 / sum_j c_j I_j)`, which is `N(0, t^2 / C)` where the models' scale is not known."""
         precision, mean = self._top(torch.tensor([t], dtype=torch.float64), coefficients)
-        noise = self._scaled_noise(stream, like, (1 / precision).expand(len(like), -1))
-        return noise + self._out(mean.to(like).expand(len(like), -1), like) if mean is not None else noise
+        noise = self.scaled_noise(stream, like, (1 / precision).expand(len(like), -1))
+        return noise + self.embed(mean.to(like).expand(len(like), -1), like) if mean is not None else noise
 
     def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
         return coefficients.total / (t * t)[:, None], None
@@ -305,7 +314,7 @@ class Gaussian(GaussianProcess):
         """The Jacobian's mean over the data is `1 - t^2 I_t`, which the Fisher information gives for free."""
         c = torch.tensor(coefficients.target, dtype=t.dtype, device=t.device)[:, None, None] / coefficients.total
         mean = (1 - (c * self._scaled(t, len(coefficients.target))).sum(0)).clamp(0, 1).to(g.dtype)
-        return g * rows_like(mean[:, 0], g) if mean.shape[1] == 1 else self._out(self._in(g) * mean, g)
+        return g * rows_like(mean[:, 0], g) if mean.shape[1] == 1 else self.embed(self._in(g) * mean, g)
 
     def posterior_variance(self, t: Tensor, event: tuple[int, ...]) -> Tensor:
         """`E Var[x_0 | x_t]` of each coordinate under the first model, `t^2 (1 - t^2 I_t)`, (times, *event)."""
@@ -322,14 +331,14 @@ class Gaussian(GaussianProcess):
             raise InputError("the Fisher variance has not been measured yet: samplers do so, or call fit_information")
         return self.information.scaled(t).expand(n_models, -1, -1)
 
-    def _up(self, s: Tensor, t: Tensor) -> Tensor:
+    def noising_variance(self, s: Tensor, t: Tensor) -> Tensor:
         return ((t - s) * (t + s))[:, None]
 
-    def _down(self, s: Tensor, t: Tensor) -> Tensor:
+    def denoising_gain(self, s: Tensor, t: Tensor) -> Tensor:
         return ((t - s) * (t + s))[:, None]
 
     def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
-        d, share = self._up(s, t), ((t - s) * (t + s) / (t * t))[:, None]
+        d, share = self.noising_variance(s, t), ((t - s) * (t + s) / (t * t))[:, None]
         return d * (1 - share * self._scaled(t, n_models))
 
     def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
@@ -337,7 +346,7 @@ class Gaussian(GaussianProcess):
         # noised by t has more than 1/t^2 of it, which keeps the variance positive for any exponents.
         c = torch.tensor(coefficients.target, dtype=t.dtype, device=t.device)[:, None, None]
         scaled = ((1 - 2 * coefficients.k_up) * (c * self._scaled(t, len(coefficients.target))).sum(0)).clamp(0, 1)
-        d, share = self._up(s, t), ((t - s) * (t + s) / (t * t))[:, None]
+        d, share = self.noising_variance(s, t), ((t - s) * (t + s) / (t * t))[:, None]
         return d * (1 - share * scaled)
 
     def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
@@ -367,25 +376,25 @@ class EulerMaruyama(GaussianProcess):
         if self.reference is not None and not self.reference >= 0:
             raise InputError(f"reference must be a scale >= 0 or None, got {self.reference!r}")
 
-    def _up(self, s: Tensor, t: Tensor) -> Tensor:
+    def noising_variance(self, s: Tensor, t: Tensor) -> Tensor:
         return (2 * s * (t - s))[:, None]
 
-    def _down(self, s: Tensor, t: Tensor) -> Tensor:
+    def denoising_gain(self, s: Tensor, t: Tensor) -> Tensor:
         return (2 * t * (t - s))[:, None]
 
     def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
-        return self._down(s, t).expand(n_models, -1, -1)
+        return self.denoising_gain(s, t).expand(n_models, -1, -1)
 
     def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
-        return self._down(s, t)
+        return self.denoising_gain(s, t)
 
     def _correction(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor | None:
         if self.reference is None:
             return None
         n = self.dimension(x_s.shape[1:])
-        up, down = self._up(s, t), self._down(s, t)
+        up, down = self.noising_variance(s, t), self.denoising_gain(s, t)
         var_s, var_t = (s * s + self.reference**2)[:, None], (t * t + self.reference**2)[:, None]
-        y_s, y_t = self._in(self.project(x_s)), self._in(self.project(x_t))
+        y_s, y_t = self.coordinates(x_s), self.coordinates(x_t)
         gap = y_t - y_s
         discretised = _ratio(_quadratic(gap, up), gap - (down / var_t).to(gap.dtype) * y_t, down, up, n)
         exact = _ratio(_quadratic(y_t, var_t), y_s, var_s, var_t, n)

@@ -249,7 +249,7 @@ class ReplicaExchange:
 
         Predictions are part of it: a network's last bits may depend on the batch, so they are not evaluated again.
         """
-        seen, process = self.state.seen, self.evaluate.process.kernels
+        seen, process = self.state.seen, self.evaluate.process
         tensors = {"x": self.state.x, "level": self.state.level, "iteration": torch.tensor(self.iteration)}
         tensors |= {f"seen.prediction.{j}": p for j, p in enumerate(seen.predictions)}
         tensors |= {"seen.drift": seen.drift, "seen.reward": seen.reward}

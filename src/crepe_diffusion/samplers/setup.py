@@ -88,7 +88,7 @@ def fit_information(
     One pass of plain denoising per model; each step uses the variance measured at its start. Costs
     `n_samples * (M K + 1)` evaluations a model.
     """
-    base = process.kernels
+    base = process
     if not isinstance(base, Gaussian):
         raise InputError(f"only Gaussian processes have a Fisher variance, got {base!r}")
     if int(n_samples) != n_samples or n_samples < 16:
@@ -106,17 +106,17 @@ def fit_information(
             t = times[i].expand(n_samples)
             seen = evaluate(x, t)
             finite = seen.possible
-            score = base._in(base.project(seen.drift)).to(torch.float64)[finite]
+            score = base.coordinates(seen.drift).to(torch.float64)[finite]
             information = score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
             values.append((times[i] ** 2 * information).clamp(0, 1))
             if i == len(times) - 1:
-                means.append(base._in(base.project(seen.predictions[0])).to(torch.float64)[finite].mean(0))
+                means.append(base.coordinates(seen.predictions[0]).to(torch.float64)[finite].mean(0))
             if i:
                 s = times[i - 1].expand(n_samples)
                 d = (t - s) * (t + s)
                 variance = d[:, None] * (1 - (d / t**2)[:, None] * values[-1])
                 x = x + rows_like(d, x).to(x.dtype) * base.project(seen.drift)
-                x = x + base._scaled_noise(branch.at(i), x, variance)
+                x = x + base.scaled_noise(branch.at(i), x, variance)
         tables.append(torch.stack(values[::-1]))
     return FisherTable(times, torch.stack(tables), torch.stack(means))
 
@@ -131,12 +131,12 @@ def information_from_data(model: Model, data: Tensor, times: Tensor, process: Ga
     values = []
     for i, t in enumerate(times.tolist()):
         t_rows = torch.full((len(x),), t, dtype=torch.float64)
-        noisy = x + base._scaled_noise(stream.at(i), x, (t_rows**2)[:, None])
+        noisy = x + base.scaled_noise(stream.at(i), x, (t_rows**2)[:, None])
         with torch.no_grad():
-            error = base._in(base.project(model.predict(noisy, t_rows) - x)).to(torch.float64).square()
+            error = base.coordinates(model.predict(noisy, t_rows) - x).to(torch.float64).square()
         variance = error.mean(0) if base.is_diagonal else error.sum(1).mean()[None] / base.dimension(x.shape[1:])
         values.append((1 - variance / t**2).clamp(0, 1))
-    return FisherTable(times, torch.stack(values)[None], base._in(x).to(torch.float64).mean(0)[None])
+    return FisherTable(times, torch.stack(values)[None], base.coordinates(data).to(torch.float64).mean(0)[None])
 
 
 def finish(evaluate: Evaluator, x: Tensor, stream: Stream) -> Tensor:

@@ -199,7 +199,7 @@ class FeynmanKac:
     """
 
     def __init__(self, evaluate: Evaluator, cooled: bool):
-        process = evaluate.process.kernels
+        process = evaluate.process
         if not isinstance(process, GaussianProcess):
             raise InputError("Feynman-Kac correctors are for Gaussian diffusions")
         # The weights hold for the true gradient of the reward, not for one that was clipped or cut short.
@@ -222,7 +222,7 @@ class FeynmanKac:
         gained = torch.zeros(len(x), dtype=torch.float64)
         for i in range(m * k, (m - 1) * k, -1):
             t, s = times[i].expand(len(x)), times[i - 1].expand(len(x))
-            d = process._down(s, t)
+            d = process.denoising_gain(s, t)
             scores = [process.project(score_of(p, x, t)) for p in seen.predictions]
             score = torch.stack([cj * sj for cj, sj in zip(c, scores, strict=True)]).sum(0)
             pull = process.project(seen.drift) - score
@@ -231,7 +231,7 @@ class FeynmanKac:
             if evaluate.target.rewards:
                 gained = gained + evaluate(x, s).reward - seen.reward
             drift = score + pull / 2 - self.removed / 2 * (score + pull)
-            noise = process._scaled_noise(stream.at(i), x, (1 - self.removed) * d)
+            noise = process.scaled_noise(stream.at(i), x, (1 - self.removed) * d)
             x = x + rows_like(d[:, 0], x).to(x.dtype) * drift + noise
             seen = evaluate(x, s)
         return x, seen, gained

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from crepe_diffusion import Bounce, Proposal, ReplicaExchange
 from crepe_diffusion.kernels import Explorer
-from crepe_diffusion.processes import Gaussian, Oracle
+from crepe_diffusion.processes import Gaussian
 from studies.kernels.problems import SETTINGS, TASKS, Problem, Setting, problems
 
 FALSE_ALARM = 1e-4
@@ -59,7 +59,7 @@ def run(
     explorer: Explorer | None = None,
     proposal: Proposal | None = None,
 ) -> Tensor:
-    oracle = Oracle(Gaussian(), tuple(broken(m.log_prob) for m in problem.target.models))
+    oracle = Gaussian(log_probs=tuple(broken(m.log_prob) for m in problem.target.models))
     chain = ReplicaExchange(
         problem.target, problem.ladder(7, 2), n_chains=48, seed=1, process=oracle, explorer=explorer, proposal=proposal
     )
