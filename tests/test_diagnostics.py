@@ -121,6 +121,23 @@ def test_round_trips_lineage_and_birth_agree_with_a_simulation(n_levels, first):
     assert trips != simulate(n_levels, 60, first, lambda n, pair: not rule(n, pair))[2]
 
 
+@pytest.mark.parametrize("burn_in", [5, 9, 16])
+def test_replicas_that_are_on_their_way_at_the_end_of_burn_in_are_still_counted(burn_in):
+    """Trips, restarts and births after burn-in are those that a chain without one counts from there on."""
+    n_levels, n = 4, 13
+    whole, cut = (chain_of(n_levels, always, n_chains=2) for _ in range(2))
+    whole.sample(burn_in)
+    before = whole.diagnostics.trips.n_trips.clone(), whole.diagnostics.trips.n_restarts.clone()
+    expected = whole.sample(n)
+    found = cut.sample(n, burn_in=burn_in)
+    assert torch.equal(found.diagnostics.trips.n_trips, expected.diagnostics.trips.n_trips - before[0])
+    assert torch.equal(found.diagnostics.trips.n_restarts, expected.diagnostics.trips.n_restarts - before[1])
+    assert torch.equal(found.born, expected.born)
+    assert (found.diagnostics.round_trips(), found.diagnostics.restarts()) != (0, 0)
+    # Had the phase been lost, all would start from nowhere again.
+    assert found.diagnostics.round_trips() > 2 * on_a_circle(n_levels, n, burn_in + 1)[0]
+
+
 def test_no_swap_no_trip():
     chain = chain_of(4, never)
     chain.sample(30)

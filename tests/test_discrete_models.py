@@ -359,6 +359,45 @@ def test_rewards_see_known_tokens_as_certain_and_others_as_the_combined_predicti
     torch.testing.assert_close(seen[0, [0, 2]], (mixed / mixed.sum(-1, keepdim=True))[0, [0, 2]])
 
 
+def test_a_token_that_only_a_model_of_negative_exponent_excludes_is_not_excluded():
+    """`p^(1-w) q^w` grows without bound where p vanishes and q does not; it vanishes where q does."""
+    p, q = f64([[[0.0, 0.6, 0.4]]]).log(), f64([[[0.3, 0.7, 0.0]]]).log()
+    x, t, coefficients = torch.tensor([[V]]), times(0.5, 1), Coefficients((-1.0, 2.0), (-0.5, 1.5), 0.0, 1.0)
+
+    def check(drift, seen):
+        assert drift.exp().tolist() == [[[1.0, 0.0, 0.0]]]
+        assert drift.isinf().tolist() == [[[False, False, True]]]
+        assert seen.tolist() == [[[1.0, 0.0, 0.0]]]
+
+    process = Masked(V)
+    check(process.drift(x, t, (p, q), None, coefficients), process.expectation(x, t, (p, q), coefficients))
+    neither = f64([[[0.0, 0.7, 0.3]]]).log()  # excluded by both: the positive exponent decides
+    drift = process.drift(x, t, (p, neither), None, coefficients)
+    assert drift.isinf().tolist() == [[[True, False, False]]]
+    expected = p[..., 1:].exp() ** -0.5 * neither[..., 1:].exp() ** 1.5
+    torch.testing.assert_close(drift[..., 1:].exp(), expected / expected.sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rewards_see_the_prompt_as_certain_whatever_the_model_predicts_there(kind):
+    """A network need not repeat its prompt; a reward on the prediction sees the prompt's own token."""
+    prompt, shown = torch.tensor([-1, 2, -1]), []
+    flat = cd.models.TokenModel(
+        lambda x, t: f64([0.5, 0.3, 0.2]).log().expand(*x.shape, V), (3,), V, kind, prompt=prompt, dtype=torch.float64
+    )
+
+    def reward(seen):
+        shown.append(seen)
+        return seen[:, 1, 2]
+
+    run = cd.ReplicaExchange(flat.tilt(reward), cd.ladder.linear(4, 0.1, 0.9), n_chains=4)
+    run.sample(3)
+    for seen in shown:
+        assert (seen[:, 1] == f64([0.0, 0.0, 1.0])).all()
+    free = torch.cat(shown)[:, [0, 2]]
+    assert ((free - f64([0.5, 0.3, 0.2])).abs() < 1e-12).all(-1).any()
+
+
 # -- prompts -------------------------------------------------------------------------------------------------
 
 

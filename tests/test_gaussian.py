@@ -362,6 +362,23 @@ def test_balanced_and_paper_are_the_numbers_of_the_design():
     assert one.target == (-2.0, 3.0)
 
 
+@pytest.mark.parametrize("exponents", [(-0.4, 1.4), (0.0, 1.0), (0.8, 0.2), (0.3, 0.9)], ids=str)
+def test_the_proposal_has_its_own_exponents_whatever_they_sum_to(exponents):
+    """Guidance of strength 3 proposed with another strength: both sum to one, and still the drift is the proposal's."""
+    target = cd.guided(MIXTURES[2], OTHERS[2], 3.0)
+    coefficients = cd.Proposal(exponents=exponents).coefficients(target)
+    assert (coefficients.target, coefficients.proposal) == ((-2.0, 3.0), exponents)
+    x, t = STREAM.normal((30, 2)), TIMES[[1, 2, 3]].repeat(10)
+    scores = [score_of(m.predict(x, t), x, t) for m in (OTHERS[2], MIXTURES[2])]
+
+    def check(c):
+        found = evaluator(target, exponents=exponents)(x, t).drift
+        torch.testing.assert_close(found, c[0] * scores[0] + c[1] * scores[1], atol=1e-10, rtol=1e-10)
+
+    check(exponents)
+    refuted(check, target.exponents)
+
+
 # -- reward guidance --------------------------------------------------------------------------------------
 
 
@@ -398,6 +415,20 @@ def test_jacobian_free_guidance_is_the_gradient_at_the_prediction():
     torch.testing.assert_close(
         evaluate(x, t).drift - plain(x, t).drift, (gamma * shrink)[:, None] * slope, atol=1e-12, rtol=1e-9
     )
+
+
+def test_jacobian_free_guidance_of_a_reward_on_the_state_is_its_own_gradient():
+    """No network stands between the state and such a reward, so there is no Jacobian to replace."""
+    target = (MIXTURES[2] ** 0.6 * OTHERS[2] ** 0.9).tilt(reward, on="state", anneal=cd.anneal.linear())
+    free, exact = (evaluator(target, guidance=guidance) for guidance in ("jacobian-free", "gradient"))
+    x, t = STREAM.normal((30, 2)), TIMES[[1, 2, 3]].repeat(10)
+    slope = torch.stack([0.75 * x[:, 0] ** 2 - 1.5 * x[:, 1], -1.5 * x[:, 0]], dim=1)
+    expected = free.ladder.progress(t)[:, None] * slope
+    found = free(x, t).drift - evaluator(target)(x, t).drift
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(free(x, t).drift, exact(x, t).drift, atol=1e-12, rtol=1e-9)
+    shrink = 0.9**2 / (0.9**2 + t**2)
+    refuted(torch.testing.assert_close, found, shrink[:, None] * expected, atol=1e-12, rtol=1e-9)
 
 
 def test_clipping_bounds_the_norm_and_keeps_the_direction():
@@ -654,3 +685,56 @@ def test_an_event_that_cannot_be_cut_into_pieces_is_refused():
     model = cd.models.Denoiser(lambda y, t: y, (4,), dtype=torch.float64)
     with pytest.raises(cd.InputError, match=r"\(4,\) of 4 entries cannot be cut into pieces of 3"):
         cd.ReplicaExchange(model, cd.ladder.karras(3, 0.1, 5.0), process=process)
+
+
+# -- moves within a level, and below level 0 ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.4])
+@pytest.mark.parametrize("substeps", [1, 2])
+def test_langevin_moves_by_its_formula(substeps, scale):
+    """`x + h S + sqrt(2 h) xi` with `h = scale t (t - t_below)`, the time below being one sub-step down."""
+    beta, n_chains = 1.6, 4000
+    ladder = cd.ladder.karras(4, 0.1, 10.0, substeps=substeps)
+    options = {"process": Gaussian(variance=0.9), "n_chains": n_chains, "explorer": cd.Langevin(scale)}
+    chain = cd.ReplicaExchange(MIXTURES[2] ** beta, ladder, **options)
+    before, level = chain.state.x, chain.state.level.flatten()
+    after = chain.explorer(chain.state, chain.evaluate, STREAM.at("langevin"))[0].x
+    below = f64([max(0.0, float(2 * ladder.times[0] - ladder.times[1])), *ladder.times])[level * substeps]
+    t = ladder.levels[level]
+    drift = beta * score_of(MIXTURES[2].predict(before, t), before, t)
+
+    def check(factor):
+        h = (factor * scale * t * (t - below))[:, None]
+        xi = (after - before - h * drift) / (2 * h).sqrt()
+        for m in range(4):
+            z = xi[level == m]
+            assert_mean(torch.cat([z, z.square() - 1, (z[:, 0] * z[:, 1])[:, None]], dim=1), 0.0)
+
+    check(1.0)
+    refuted(check, 2.0)
+    refuted(check, 0.5)
+
+
+def test_finished_samples_of_gaussian_data_have_the_law_of_the_last_time():
+    """Three steps below level 0, each with its own noise: variance `rho^2 + s^2`; one noise for all would widen it."""
+    rho, n = 1.0, 20_000
+    model = cd.models.GaussianMixture([1.0], [[0.4]], [rho], process=Gaussian(variance=rho))
+    ladder = cd.ladder.of([3.0, 300.0], finish=[2.0, 1.0, 0.5])
+
+    def check(x):
+        assert_mean(x[:, 0], 0.4)
+        assert_mean((x[:, 0] - 0.4).square(), rho**2 + 0.5**2)
+
+    def denoised(streams):
+        x = model.sample(n, STREAM.at("level 0"), 3.0)
+        for t, s, stream in zip((3.0, 2.0, 1.0), ladder.finish, streams, strict=True):
+            d = t * t - s * s
+            mean = x + d * score_of(model.predict(x, f64([t]).expand(n)), x, f64([t]).expand(n))
+            x = mean + math.sqrt(d - d * d / (t * t + rho * rho)) * stream.normal((n, 1))
+        return x
+
+    check(cd.Plain(model, ladder).sample(n))
+    check(cd.ReplicaExchange(model, ladder, n_chains=n).output())
+    check(denoised([STREAM.at("own", i) for i in range(3)]))
+    refuted(check, denoised([STREAM.at("shared")] * 3))

@@ -107,6 +107,33 @@ def test_reject_rejects_exactly_the_proposals_that_met_one_and_counts_them_by_le
     assert met > 10  # proposals that a finite model would have accepted
 
 
+def test_a_point_inside_a_path_that_is_not_finite_spoils_the_whole_path():
+    """With sub-steps: a path that met such a point is never accepted, wherever it ended; nothing else changes."""
+    ladder, met_by_call = cd.ladder.karras(4, 0.1, 10.0, substeps=3), []
+
+    def between_levels(y, t):
+        met_by_call.append((y[:, 0] > 0.5) & ~torch.isin(t, ladder.levels))
+        return met_by_call[-1]
+
+    def start(network):
+        model = cd.models.Denoiser(network, (1,), dtype=torch.float64)
+        return cd.ReplicaExchange(model**1.4, ladder, process=PROCESS, n_chains=8, seed=2, nonfinite="reject")
+
+    sound, run = start(Network(nobody)), start(Network(between_levels))
+    met = 0
+    for _ in range(40):
+        state = run.state = sound.state
+        met_by_call.clear()
+        expected, found = sound.step().swaps, run.step().swaps
+        hit = state.by_level(torch.stack(met_by_call).any(0))
+        touched = hit[:, 1:] | hit[:, :-1]
+        met += int((expected.accepted & touched).sum())
+        assert not (found.accepted & touched).any()
+        assert torch.equal(found.accepted & ~touched, expected.accepted & ~touched)
+        assert found.log_work[hit].isnan().all()
+    assert met > 100  # proposals that a finite model would have accepted
+
+
 @pytest.mark.parametrize("substeps", [1, 3])
 @pytest.mark.parametrize("explorer", [None, cd.Bounce()], ids=["swap", "bounce"])
 def test_reject_never_enters_where_predictions_are_not_finite(explorer, substeps):

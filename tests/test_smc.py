@@ -274,12 +274,11 @@ def test_fk_steering_weighs_by_the_reward_alone():
     refuted(check, "twisted")
 
 
-def one_step(target, weights, **options):
+def one_step(target, weights, n_batches=30):
     """A single step from the noise end: where it began, where it ended, its log-weight, and the evaluator."""
-    smc = cd.SMC(
-        target, ONE_STEP, n_particles=1, n_batches=30, weights=weights, process=Gaussian(variance=0.8), **options
-    )
-    start = smc.evaluate.noise(smc.stream.at("noise"), 30)
+    process = Gaussian(variance=0.8)
+    smc = cd.SMC(target, ONE_STEP, n_particles=1, n_batches=n_batches, weights=weights, process=process)
+    start = smc.evaluate.noise(smc.stream.at("noise"), n_batches)
     particles = smc.sample()
     return start, particles.flat(), particles.log_z, smc.evaluate
 
@@ -305,6 +304,26 @@ def test_twisted_weights_are_those_of_the_twisted_diffusion_sampler():
 
     check(gradient)
     refuted(check, 0.9 * gradient)
+
+
+def test_cooled_particles_follow_score_and_reward_with_less_noise():
+    """`x + d (S + grad r / 2 - (1 - 1/C)(S + grad r) / 2) + N(0, d / C)` from the noise end, 20,000 draws."""
+    c, n = 2.5, 20_000
+    target = (MIXTURE**c).tilt(
+        lambda x: 0.4 * x[:, 0] - x[:, 1] ** 2, on="state", guidance="gradient", anneal=cd.anneal.power(2, floor=0.2)
+    )
+    x, end, _, _ = one_step(target, "fkc-noise", n_batches=n)
+    s, t = ONE_STEP.times.tolist()
+    d = t**2 - s**2
+    score = c * (MIXTURE.predict(x, ONE_STEP.times[1].expand(n)) - x) / t**2
+    gradient = 0.2 * torch.stack([torch.full((n,), 0.4, dtype=torch.float64), -2 * x[:, 1]], dim=1)
+
+    def check(pulled):
+        z = (end - x - d * (score + gradient / 2 - (1 - 1 / c) / 2 * (score + pulled * gradient))) / math.sqrt(d / c)
+        assert_mean(torch.cat([z, z * gradient, z * z - 1], dim=1), 0.0)
+
+    check(1.0)
+    refuted(check, 0.0)
 
 
 def test_feynman_kac_weights_are_the_formula_of_the_correctors():
