@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.files import publish
-from studies.molecules.peptides import PEPTIDES, peptide
+from crepe_diffusion import InputError
+from studies.shared.results import Results
 
 DATA = Path("data/molecules")
 RUNS = Path("runs/molecules")
+HERE = Path(str(files("studies.molecules")))
 
 
 def main(argv: list[str] | None = None) -> int:
+    try:
+        given = _parser().parse_args(argv)
+        return given.command(given)
+    except InputError as error:
+        print(f"molecules: {error}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"molecules: {error.name} is missing: pip install -e 'studies[molecules]'", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    from studies.molecules.peptides import PEPTIDES, peptide
+
     parser = argparse.ArgumentParser(prog="python -m studies.molecules", description=__doc__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     shared = argparse.ArgumentParser(add_help=False)
-    shared.add_argument("--peptide", choices=PEPTIDES, default="dipeptide")
+    shared.add_argument(
+        "--peptide", type=peptide, default="dipeptide", metavar="NAME", help=f"one of {', '.join(PEPTIDES)}"
+    )
     shared.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where trajectories are kept")
     shared.add_argument(
         "--equilibration", type=float, default=500.0, metavar="PS", help="left out at the start of each trajectory"
@@ -77,10 +94,10 @@ def main(argv: list[str] | None = None) -> int:
     sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
     sub.set_defaults(command=_report)
 
-    sub = commands.add_parser("page", help="write docs/molecules.md from what the other commands left")
+    sub = commands.add_parser("page", help="fill the tables and figures of results.md with what the others kept")
     sub.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where `check` and `md` wrote")
-    sub.add_argument("--runs", type=Path, default=RUNS, metavar="DIR", help="where `report` wrote, a folder a peptide")
-    sub.add_argument("--docs", type=Path, default=Path("docs"), metavar="DIR")
+    sub.add_argument("--runs", type=Path, default=RUNS, metavar="DIR", help="where `report` wrote")
+    sub.add_argument("--page", type=Path, default=HERE / "results.md", metavar="FILE")
     sub.set_defaults(command=_page)
 
     sub = commands.add_parser("subset", parents=[shared], help="a few blocks of frames, as shipped for the tiny preset")
@@ -92,20 +109,13 @@ def main(argv: list[str] | None = None) -> int:
     sub.add_argument("--out", type=Path, default=RUNS / "tiny", metavar="DIR")
     sub.set_defaults(command=_tiny)
 
-    given = parser.parse_args(argv)
-    try:
-        return given.command(given)
-    except InputError as error:
-        print(f"molecules: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return parser
 
 
 def _md(given: argparse.Namespace) -> int:
     from studies.molecules.dynamics import BLOCK, INTERVAL, Walker
 
-    chosen = peptide(given.peptide)
+    chosen = given.peptide
     temperatures = tuple(given.temperature or chosen.temperatures)
     folder = given.data / chosen.name / f"walker-{given.walker}"
     walker = Walker(folder, chosen, temperatures, given.walker, given.seed, given.engine)
@@ -125,7 +135,7 @@ def _md(given: argparse.Namespace) -> int:
                 flush=True,
             )
             facts = {"engine": given.engine, "n_rungs": len(temperatures), "hours": spent / 3600, "ns_per_hour": speed}
-            publish(folder / "speed.json", json.dumps(facts, indent=1).encode())
+            Results(folder).save("speed", facts)
         if done >= wanted:
             break
     return 0
@@ -134,10 +144,10 @@ def _md(given: argparse.Namespace) -> int:
 def _check(given: argparse.Namespace) -> int:
     from studies.molecules import convergence, data
 
-    chosen, found = peptide(given.peptide), []
+    chosen, found = given.peptide, []
     for temperature in sorted({chosen.cold, chosen.hot}):
-        walkers = data.load_walkers(given.data, chosen, temperature, given.equilibration)
-        facts = convergence.examine(walkers, chosen.atoms)
+        walkers = data.read_walkers(given.data, chosen, temperature, given.equilibration)
+        facts = convergence.examine(walkers, chosen)
         found.append({"temperature": temperature, **facts})
         size = f"{facts['n_trajectories']} trajectories of {facts['n_walkers']} walkers, {facts['ns']:.1f} ns"
         print(f"{chosen.name} at {temperature:g} K: {size}")
@@ -148,7 +158,7 @@ def _check(given: argparse.Namespace) -> int:
             print(line)
         print(f"  changes of sign of phi, within blocks: {facts['crossings']}")
         print(f"  {facts['verdict']}")
-    publish(given.data / chosen.name / "check.json", json.dumps(found, indent=1).encode())
+    Results(given.data / chosen.name).save("check", found)
     return 0
 
 
@@ -159,10 +169,12 @@ def _train(given: argparse.Namespace) -> int:
     from studies.molecules.geometry import alphas, bonds, methyls, stereocentres
 
     torch.set_num_threads(given.threads)
-    chosen = peptide(given.peptide)
+    chosen = given.peptide
     if given.network not in model.NETWORKS:
         raise InputError(f"network must be one of {', '.join(model.NETWORKS)}, got {given.network!r}")
-    frames = data.split(data.load(given.data, chosen, chosen.hot, given.equilibration, given.ps, given.walker))
+    frames = data.split(
+        data.read_trajectories(given.data, chosen, chosen.hot, given.equilibration, given.ps, given.walker)
+    )
     if given.noise not in model.NOISE:
         raise InputError(f"noise must be one of {', '.join(model.NOISE)}, got {given.noise!r}")
     mean, std = model.NOISE[given.noise]
@@ -197,14 +209,14 @@ def _temper(given: argparse.Namespace) -> int:
     from studies.molecules import model, tempering
 
     torch.set_num_threads(given.threads)
-    chosen = peptide(given.peptide)
+    chosen = given.peptide
     folder = given.out or RUNS / chosen.name
     methods = tuple(given.methods or tempering.METHODS)
     budget = tempering.Budget(rows=given.rows)
     began = time.monotonic()
-    trained = model.load(given.weights or chosen.name)
-    for path in tempering.temper(trained, chosen.beta, folder, budget, tuple(given.seeds), methods):
-        print(f"{time.monotonic() - began:8.0f} s  {path}", flush=True)
+    trained = model.load_model(given.weights or chosen.name)
+    for name in tempering.temper(trained, chosen.beta, folder, budget, tuple(given.seeds), methods):
+        print(f"{time.monotonic() - began:8.0f} s  {name}", flush=True)
     return 0
 
 
@@ -212,29 +224,29 @@ def _report(given: argparse.Namespace) -> int:
     from studies.molecules import data, report
     from studies.molecules.metrics import Truth
 
-    chosen = peptide(given.peptide)
+    chosen = given.peptide
     folder = given.out or RUNS / chosen.name
     cold, hot = (
-        Truth(chosen, t, data.load(given.data, chosen, t, given.equilibration)) for t in (chosen.cold, chosen.hot)
+        Truth(chosen, t, data.read_trajectories(given.data, chosen, t, given.equilibration))
+        for t in (chosen.cold, chosen.hot)
     )
     rows = report.rows_of(cold, hot, folder, given.samples, lambda name: print(f"measuring: {name}", flush=True))
     report.write(rows, cold, folder)
-    print(report.table(rows, chosen))
+    print(report.table([row.measured for row in rows], chosen))
     return 0
 
 
 def _page(given: argparse.Namespace) -> int:
-    from studies.molecules.page import write_page
+    from studies.molecules.page import fill_page
 
-    weights = Path(str(files("studies.molecules") / "weights"))
-    print(f"Wrote {write_page(given.runs, given.data, weights, given.docs)}")
+    print(f"{given.page}: {', '.join(fill_page(given.page, given.runs, given.data, HERE / 'weights'))}")
     return 0
 
 
 def _subset(given: argparse.Namespace) -> int:
     from studies.molecules import data
 
-    chosen = peptide(given.peptide)
+    chosen = given.peptide
     for path in data.subset(given.data, chosen, given.out, given.blocks, given.equilibration):
         print(path)
     return 0

@@ -18,6 +18,7 @@ import numpy as np
 
 from studies.molecules.dynamics import BLOCK, INTERVAL
 from studies.molecules.geometry import backbone, dihedrals
+from studies.molecules.peptides import Peptide
 
 __all__ = ["BASINS", "Basin", "basins", "compare", "examine", "pooled", "transitions", "verdict"]
 
@@ -42,16 +43,16 @@ BASINS = (
 )
 
 
-def examine(walkers: list[list[np.ndarray]], atoms: tuple[str, ...]) -> dict[str, Any]:
+def examine(walkers: list[list[np.ndarray]], peptide: Peptide) -> dict[str, Any]:
     """What walkers know of their basins at one temperature, as JSON takes it.
 
     A walker is the list of its rungs' trajectories (frames, atoms, 3) there, of which each begins with a block.
     `z_walkers` is the largest |z| of all pairs, and None for a single walker.
     """
     walkers = [[t[: min(map(len, rungs))] for t in rungs] for rungs in walkers]  # `md` may be writing a block
-    phi = backbone(atoms)["phi"]
+    phi = backbone(peptide)["phi"]
     crossings = sum(transitions(dihedrals(t, phi)[:, k]) for rungs in walkers for t in rungs for k in range(len(phi)))
-    inside = [np.stack([basins(t, atoms) for t in rungs]) for rungs in walkers]
+    inside = [np.stack([basins(t, peptide) for t in rungs]) for rungs in walkers]
     share, variance = pooled(inside)
     error = np.sqrt(variance)
     middle = [w.shape[1] // 2 for w in inside]
@@ -78,13 +79,13 @@ def examine(walkers: list[list[np.ndarray]], atoms: tuple[str, ...]) -> dict[str
     }
 
 
-def basins(x: np.ndarray, atoms: tuple[str, ...]) -> np.ndarray:
+def basins(x: np.ndarray, peptide: Peptide) -> np.ndarray:
     """What share of the residues (or peptide bonds) of each frame is in each basin, (frames, basins).
 
     phi is cut at 0 and at 125 degrees, where its density is least; zero alone would cut the beta basin, which reaches
     across 180.
     """
-    quadruples = backbone(atoms)
+    quadruples = backbone(peptide)
     phi, psi, omega = (np.degrees(dihedrals(x, quadruples[name])) for name in ("phi", "psi", "omega"))
     positive = (phi > 0) & (phi < 125)
     helical = ~positive & (psi > -120) & (psi < 50)

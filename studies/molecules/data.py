@@ -9,16 +9,16 @@ from pathlib import Path
 import mdtraj
 import numpy as np
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 from studies.molecules import trajectory
 from studies.molecules.dynamics import BLOCK, INTERVAL, rungs, walkers
 from studies.molecules.geometry import bonds, methyls, relabelled
 from studies.molecules.peptides import Peptide
 
-__all__ = ["load", "load_walkers", "split", "subset"]
+__all__ = ["read_trajectories", "read_walkers", "split", "subset"]
 
 
-def load(
+def read_trajectories(
     data: Path,
     peptide: Peptide,
     temperature: float,
@@ -37,10 +37,10 @@ def load(
     return out
 
 
-def load_walkers(
+def read_walkers(
     data: Path, peptide: Peptide, temperature: float, equilibration: float = 500.0
 ) -> list[list[np.ndarray]]:
-    """What `load` reads, walker by walker; those that have not got beyond equilibration are left out."""
+    """What `read_trajectories` reads, walker by walker; those that are not beyond equilibration are left out."""
     paths = [rungs(data, peptide, temperature, walker) for walker in walkers(data, peptide, temperature)]
     out = [frames for frames in (_frames(p, peptide, equilibration) for p in paths) if frames]
     if not out:
@@ -76,14 +76,14 @@ def split(trajectories: list[np.ndarray], share: float = 0.05) -> tuple[np.ndarr
 
 
 def subset(data: Path, peptide: Peptide, folder: Path, n_blocks: int, equilibration: float = 500.0) -> list[Path]:
-    """Blocks from all over the hot and the cold trajectories, in a folder that `load` reads; the files written."""
+    """Blocks from all over the hot and the cold trajectories, in a folder for `read_trajectories`; the files written."""
     here = folder / peptide.name / "walker-0"
     here.mkdir(parents=True, exist_ok=True)
     first = rungs(data, peptide, peptide.cold)[0].with_name("topology.pdb")
     written = [here / "topology.pdb"]
     written[0].write_bytes(first.read_bytes())
     for rung, temperature in enumerate((peptide.cold, peptide.hot)):
-        frames = np.concatenate(load(data, peptide, temperature, equilibration))
+        frames = np.concatenate(read_trajectories(data, peptide, temperature, equilibration))
         blocks = frames.reshape(-1, BLOCK, *frames.shape[1:])
         if len(blocks) < n_blocks:
             raise InputError(f"{n_blocks} blocks are wanted at {temperature:g} K, and there are {len(blocks)}")
@@ -97,7 +97,7 @@ def subset(data: Path, peptide: Peptide, folder: Path, n_blocks: int, equilibrat
 
 @contextmanager
 def _silent():  # type: ignore[no-untyped-def]
-    """mdtraj's DCD reader greets on the process's standard output, below Python."""
+    """mdtraj's DCD reader prints a greeting to the process's standard output, below Python."""
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     try:

@@ -27,8 +27,8 @@ import numpy as np
 import openmm
 from openmm import app, unit
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.files import DamagedError, publish
+from crepe_diffusion import InputError
+from crepe_diffusion.run import DamagedError, publish
 from studies.molecules import trajectory
 from studies.molecules.lanes import LANES, Lanes
 from studies.molecules.peptides import FRICTION, GAS_CONSTANT, STEP, Peptide, integrator

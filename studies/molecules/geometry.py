@@ -1,12 +1,16 @@
-"""Shapes of molecules `(rows, atoms, 3)`: torsions, handedness, superposition."""
+"""Shapes of molecules `(rows, atoms, 3)`: torsions and distances by mdtraj, superposition, handedness."""
 
 from __future__ import annotations
 
 from itertools import combinations
+from typing import TYPE_CHECKING
 
+import mdtraj
 import numpy as np
+from mdtraj.geometry.dihedral import indices_phi, indices_psi
 
-from crepe_diffusion.errors import InputError
+if TYPE_CHECKING:
+    from studies.molecules.peptides import Peptide
 
 __all__ = [
     "aligned",
@@ -23,42 +27,42 @@ __all__ = [
 ]
 
 
-def _index(atoms: tuple[str, ...], residue: int, *names: str) -> int:
-    """The atom of this residue that has one of these names."""
-    for i, atom in enumerate(atoms):
-        place, name = atom.split(":")
-        if place[3:] == str(residue) and name in names:
-            return i
-    raise InputError(f"residue {residue} has none of the atoms {', '.join(names)}")
-
-
-def backbone(atoms: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The torsions `phi`, `psi` (one a residue) and `omega` (one a peptide bond), as quadruples of atoms."""
-    last = int(atoms[-1].split(":")[0][3:])
-
-    def alpha(residue: int) -> int:  # the caps end in a methyl carbon
-        return _index(atoms, residue, "CA", "CH3", "C" if residue == last else "CH3")
-
-    carbon = [_index(atoms, r, "C") for r in range(last)]
-    nitrogen = {r: _index(atoms, r, "N") for r in range(1, last + 1)}
-    inner = range(1, last)
-    return {
-        "phi": np.array([(carbon[r - 1], nitrogen[r], alpha(r), carbon[r]) for r in inner]),
-        "psi": np.array([(nitrogen[r], alpha(r), carbon[r], nitrogen[r + 1]) for r in inner]),
-        "omega": np.array([(alpha(r), carbon[r], nitrogen[r + 1], alpha(r + 1)) for r in range(last)]),
-    }
+def backbone(peptide: Peptide) -> dict[str, np.ndarray]:
+    """The torsions `phi`, `psi` (one per residue) and `omega` (one per peptide bond), as quadruples of atoms."""
+    topology = mdtraj.Topology.from_openmm(peptide.topology)
+    # mdtraj has no omega at the caps, whose methyl carbons are not called CA.
+    atoms = [{a.name: a.index for a in residue.atoms} for residue in topology.residues]
+    alpha = [a["CA"] if "CA" in a else a["CH3"] if "CH3" in a else a["C"] for a in atoms]
+    omega = [(alpha[r], atoms[r]["C"], atoms[r + 1]["N"], alpha[r + 1]) for r in range(len(atoms) - 1)]
+    return {"phi": indices_phi(topology), "psi": indices_psi(topology), "omega": np.array(omega)}
 
 
 def dihedrals(x: np.ndarray, quadruples: np.ndarray) -> np.ndarray:
     """Torsion angles in radians, (rows, quadruples), in (-pi, pi]."""
-    a, b, c, d = np.moveaxis(np.asarray(x, dtype=np.float64)[:, quadruples], 2, 0)
-    first, axis, second = b - a, c - b, d - c
-    left, right = np.cross(first, axis), np.cross(axis, second)
-    sine = (first * right).sum(-1) * np.linalg.norm(axis, axis=-1)
-    return np.arctan2(sine, (left * right).sum(-1))
+    return mdtraj.compute_dihedrals(mdtraj.Trajectory(x, None), quadruples, periodic=False)
 
 
-def bonds(peptide) -> np.ndarray:  # type: ignore[no-untyped-def]
+def distances(x: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
+    """Interatomic distances, (rows, pairs); of all pairs if none are given."""
+    if pairs is None:
+        pairs = np.array(list(combinations(range(x.shape[1]), 2)))
+    return mdtraj.compute_distances(mdtraj.Trajectory(x, None), pairs, periodic=False)
+
+
+def aligned(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """Each row centred and turned (never mirrored) onto the reference with the least squared distance (Kabsch).
+
+    mdtraj's `superpose` works in float32 and is off by up to 0.002 nm on the shipped frames.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    x, reference = x - x.mean(1, keepdims=True), reference - reference.mean(0)
+    u, _, v = np.linalg.svd(np.einsum("rai,aj->rij", x, reference))
+    flip = np.ones((len(x), 3))
+    flip[:, 2] = np.sign(np.linalg.det(u @ v))
+    return x @ (u * flip[:, None]) @ v
+
+
+def bonds(peptide: Peptide) -> np.ndarray:
     """Pairs of bonded atoms, (bonds, 2)."""
     return np.array([(a.index, b.index) for a, b in peptide.topology.bonds()])
 
@@ -99,8 +103,8 @@ def handedness(x: np.ndarray, centres: np.ndarray) -> np.ndarray:
 def relabelled(x: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """The same molecules with the hydrogens of every methyl group named in the same sense of rotation.
 
-    Hydrogens are placed at random when a peptide is built, so starts differ in it. The energy does not, but a distance
-    between molecules does.
+    Hydrogens are placed at random when a peptide is built, so starts differ in it. The energy is the same, a distance
+    between molecules is not.
     """
     x = x.copy()
     for k, (_, _, b, c) in enumerate(groups):
@@ -112,29 +116,12 @@ def relabelled(x: np.ndarray, groups: np.ndarray) -> np.ndarray:
 def same_hand(x: np.ndarray, pairs: np.ndarray, reference: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Mirror images turned into the hand of the reference, which rows are neither hand, and which were turned.
 
-    A network that knows distances only draws both hands equally often. The energy does not tell them apart either, so
-    mirroring is exact; a molecule with some alpha carbons of either hand is an error of the model, and is counted. It
-    is turned as well if most of them are of the other hand.
+    A network that is given distances only draws both hands equally often. Both have the same energy, so mirroring is
+    exact; a molecule with alpha carbons of both hands is an error of the model, and is counted. It is turned as well
+    if most of them are of the other hand.
     """
     groups, alpha = methyls(pairs), alphas(pairs)
     same = handedness(x, alpha) == handedness(reference[None], alpha)
     turned = same.mean(1) < 0.5
     x = np.where(turned[:, None, None], x * np.array([1.0, 1.0, -1.0], dtype=x.dtype), x)
     return relabelled(x, groups), same.any(1) & ~same.all(1), turned
-
-
-def distances(x: np.ndarray, pairs: np.ndarray | None = None) -> np.ndarray:
-    """Interatomic distances, (rows, pairs), of all pairs if none are given."""
-    if pairs is None:
-        pairs = np.array(list(combinations(range(x.shape[1]), 2)))
-    return np.linalg.norm(x[:, pairs[:, 0]] - x[:, pairs[:, 1]], axis=-1)
-
-
-def aligned(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Each row centred and turned (never mirrored) onto the reference with the least squared distance (Kabsch)."""
-    x = np.asarray(x, dtype=np.float64)
-    x, reference = x - x.mean(1, keepdims=True), reference - reference.mean(0)
-    u, _, v = np.linalg.svd(np.einsum("rai,aj->rij", x, reference))
-    flip = np.ones((len(x), 3))
-    flip[:, 2] = np.sign(np.linalg.det(u @ v))
-    return x @ (u * flip[:, None]) @ v

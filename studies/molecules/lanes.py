@@ -23,7 +23,7 @@ import numpy as np
 import openmm
 from openmm import unit
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 
 __all__ = ["LANES", "Lanes", "available"]
 

@@ -5,7 +5,7 @@ W2                 min_P sum_ij P_ij |x_i - y_j|^2      its root, after superpos
 TICA MMD           |E k(a, .) - E k(b, .)|              in the plane of the two slowest torsional motions
 dF                 -kT log P(phi > 0) / P(phi <= 0)     between the basins of the Ramachandran plane
 
-A distance of two samples of the same law is not zero. `between_halves` says what it is for the truth itself.
+A distance of two samples of the same law is not zero. `between_halves` gives it for the truth itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import ot
 from deeptime.decomposition import TICA
 from scipy.spatial.distance import cdist, pdist
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 from studies.molecules.convergence import basins
 from studies.molecules.dynamics import BLOCK
 from studies.molecules.geometry import aligned, backbone, dihedrals, distances
@@ -55,14 +55,14 @@ def mmd(a: np.ndarray, b: np.ndarray, bandwidth: float) -> float:
 
 def free_energy(x: np.ndarray, peptide: Peptide, temperature: float) -> float:
     """`F(phi > 0) - F(phi <= 0)` in kJ/mol; infinite where one side is empty."""
-    p = basins(x, peptide.atoms)[:, 0].mean()
+    p = basins(x, peptide)[:, 0].mean()
     with np.errstate(divide="ignore"):
         return float(-GAS_CONSTANT * temperature * (np.log(p) - np.log1p(-p)))
 
 
 def torsion_features(x: np.ndarray, peptide: Peptide) -> np.ndarray:
     """Sines and cosines of phi and psi, (rows, 4 residues)."""
-    quadruples = backbone(peptide.atoms)
+    quadruples = backbone(peptide)
     angles = np.concatenate([dihedrals(x, quadruples[name]) for name in ("phi", "psi")], 1)
     return np.concatenate([np.cos(angles), np.sin(angles)], 1)
 

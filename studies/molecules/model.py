@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.models import Denoiser
-from crepe_diffusion.models.edm import EDM
+from crepe_diffusion import InputError
+from crepe_diffusion.models import EDM, Denoiser
 from crepe_diffusion.processes import Gaussian
 from studies.molecules.network import EGNN, Folded, PairForces, Split
 from studies.shared.training import Settings, load_weights, loss, save_weights, train
 
-__all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load", "train_model"]
+__all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load_model", "train_model"]
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
@@ -58,7 +57,7 @@ def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Ten
 
 
 def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
-    """One model from two that were trained on low and on high noise; `load` reads it."""
+    """One model from two that were trained on low and on high noise; `load_model` reads it."""
     (low_weights, low_about), (high_weights, high_about) = load_weights(low), load_weights(high)
     for key in ("n_atoms", "sigma_data"):
         if low_about[key] != high_about[key]:
@@ -154,7 +153,7 @@ def renamed(x: Tensor, groups: np.ndarray | None, generator: torch.Generator) ->
     return x
 
 
-def load(name: str | Path) -> Denoiser:
+def load_model(name: str | Path) -> Denoiser:
     """The model of molecules (atoms, 3) by the name of a shipped one or from a file, with isotropic Fisher variance."""
     path = Path(name)
     if path.suffix != ".safetensors":

@@ -19,7 +19,7 @@ import PeptideBuilder
 from openmm import app, unit
 from PeptideBuilder import Geometry
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 
 __all__ = ["GAS_CONSTANT", "PEPTIDES", "Peptide", "energies", "integrator", "peptide"]
 

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import mdtraj
 import numpy as np
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.files import publish
-from studies.molecules.geometry import (
-    backbone,
-    bonds,
-    dihedrals,
-    distances,
-    same_hand,
-)
+from crepe_diffusion import InputError
+from crepe_diffusion.run import publish
+from studies.molecules.geometry import backbone, bonds, dihedrals, distances, same_hand
 from studies.molecules.metrics import METRICS, Truth, between_halves, evaluate
 from studies.molecules.peptides import Peptide, energies
-from studies.molecules.tempering import ABLATIONS, METHODS, UNTEMPERED, file_name, load_draws
+from studies.molecules.tempering import ABLATIONS, METHODS, UNTEMPERED, file_name, kept_draws
+from studies.shared.pages import markdown
+from studies.shared.results import Results
 
-__all__ = ["HALVES", "PAPER", "Result", "Row", "bond_errors", "results", "rows_of", "score", "table", "write"]
+__all__ = ["HALVES", "PAPER", "Measured", "Row", "bond_errors", "measured", "rows_of", "score", "table", "write"]
 
 HALVES = "dynamics, two halves"
 PAPER = {
@@ -50,26 +45,32 @@ PAPER = {
 """Table 1 of the paper: energy TVD, distance TVD, W2, TICA MMD, with the authors' model and data."""
 
 
-@dataclass
-class Result:
-    """What is known of one method: the metrics of each seed, and what its runs said of themselves.
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of one method: the metrics of each seed, and the records of its runs.
 
-    `mixed` is the share of samples with alpha carbons of both hands, `turned` that of samples that had to be mirrored.
+    `mixed` is the share of samples with alpha carbons of both hands, `turned` that of samples that had to be mirrored;
+    `bonds` are the two numbers of `bond_errors`.
     """
 
-    name: str
+    method: str
     metrics: list[dict[str, float]]
     mixed: float
     turned: float
     bonds: tuple[float, float]
-    about: list[dict]
+    about: list[dict[str, Any]]
 
 
-@dataclass
-class Row(Result):
-    """A result with the samples that it was measured on, all of one hand."""
+@dataclass(frozen=True)
+class Row:
+    """A method with its samples, all of one hand, and what was measured on them."""
 
+    measured: Measured
     samples: np.ndarray
+
+    @property
+    def name(self) -> str:
+        return self.measured.method
 
 
 def bond_errors(peptide: Peptide, frames: np.ndarray, samples: np.ndarray) -> tuple[float, float]:
@@ -87,91 +88,68 @@ def rows_of(
     cold: Truth, hot: Truth, folder: Path, n: int, progress: Callable[[str], None] = lambda name: None
 ) -> list[Row]:
     """Every method whose draws lie in the folder, after the bound that dynamics set themselves."""
-    files: dict[str, list[Path]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        files.setdefault(load_draws(path).about["method"], []).append(path)
-    if not files:
-        raise InputError(f"no samples in {folder}; run `temper` first")
+    kept = kept_draws(folder)
+    names: dict[str, list[str]] = {}
+    for name in kept.names():
+        names.setdefault(kept[name]["method"], []).append(name)
+    if not names:
+        raise InputError(f"no samples in {kept.folder}; run `temper` first")
     rng = np.random.default_rng(0)
     floor = [between_halves(cold, n, rng) for _ in range(3)]
-    rows = [Row(HALVES, floor, 0.0, 0.0, bond_errors(cold.peptide, *cold.halves), [], cold.frames)]
-    pairs = bonds(cold.peptide)
-    for name in [m for m in METHODS if m in files]:
-        progress(name)
-        truth = hot if name == UNTEMPERED else cold
-        draws = [load_draws(path) for path in files[name]]
-        hands = [same_hand(d.x.numpy(), pairs, truth.reference) for d in draws]
+    bound = Measured(HALVES, floor, 0.0, 0.0, bond_errors(cold.peptide, *cold.halves), [])
+    rows, pairs = [Row(bound, cold.frames)], bonds(cold.peptide)
+    for method in [m for m in METHODS if m in names]:
+        progress(method)
+        truth = hot if method == UNTEMPERED else cold
+        hands = [same_hand(kept.arrays(name)["x"], pairs, truth.reference) for name in names[method]]
         samples, mixed, turned = (np.concatenate(parts) for parts in zip(*hands, strict=True))
-        measured = [evaluate(truth, truth.frames, x, n, rng) for x, *_ in hands]
-        rows.append(
-            Row(
-                name,
-                measured,
-                float(mixed.mean()),
-                float(turned.mean()),
-                bond_errors(truth.peptide, truth.frames, samples),
-                [d.about for d in draws],
-                samples,
-            )
-        )
+        metrics = [evaluate(truth, truth.frames, x, n, rng) for x, *_ in hands]
+        lengths = bond_errors(truth.peptide, truth.frames, samples)
+        about = [kept[name] for name in names[method]]
+        rows.append(Row(Measured(method, metrics, float(mixed.mean()), float(turned.mean()), lengths, about), samples))
     return rows
 
 
-def results(folder: Path) -> list[Result]:
-    """What `write` left in `results.json`."""
-    return [
-        Result(r["method"], r["metrics"], r["mixed"], r["turned"], tuple(r["bonds"]), r["about"])
-        for r in json.loads((folder / "results.json").read_text())
-    ]
+def measured(folder: Path) -> list[Measured]:
+    """What `write` kept in this folder; an empty list if there is nothing."""
+    return [Measured(**{**record, "bonds": tuple(record["bonds"])}) for record in Results(folder).get("results") or []]
 
 
-def score(result: Result, metric: str) -> tuple[float, float]:
+def score(method: Measured, metric: str) -> tuple[float, float]:
     """The mean over seeds and its standard error, NaN for one seed; the mean is infinite if a value is not finite."""
-    values = np.array([m[metric] for m in result.metrics])
+    values = np.array([m[metric] for m in method.metrics])
     if not np.isfinite(values).all():
         return float("inf"), float("nan")
     error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
     return float(values.mean()), float(error)
 
 
-def table(rows: Sequence[Result], peptide: Peptide) -> str:
+def table(methods: Sequence[Measured], peptide: Peptide) -> str:
     """Markdown, with the paper's numbers below ours."""
     head = ["method", *METRICS[:4], "dF (kJ/mol)", "bond shift (pm)", "bond spread", "mixed hands", "turned", "rows"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        cells = [_cell(row, name) for name in METRICS]
-        cells += [f"{1000 * row.bonds[0]:.2f}", f"{row.bonds[1]:.3f}", f"{row.mixed:.4f}", f"{row.turned:.4f}"]
-        cells.append(f"{np.mean([a['rows'] for a in row.about]):,.0f}" if row.about else "")
-        lines.append("| " + " | ".join([row.name, *cells]) + " |")
+    lines = []
+    for m in methods:
+        cells = [m.method, *(_cell(m, metric) for metric in METRICS)]
+        cells += [f"{1000 * m.bonds[0]:.2f}", f"{m.bonds[1]:.3f}", f"{m.mixed:.4f}", f"{m.turned:.4f}"]
+        lines.append([*cells, f"{np.mean([a['rows'] for a in m.about]):,.0f}" if m.about else ""])
     for name, values in PAPER[peptide.name].items():
-        lines.append("| " + " | ".join([f"paper: {name}", *(f"{v:.3f}" for v in values), *[""] * 6]) + " |")
-    return "\n".join(lines) + "\n"
+        lines.append([f"paper: {name}", *(f"{v:.3f}" for v in values), *[""] * 6])
+    return markdown(head, lines) + "\n"
 
 
-def _cell(row: Result, metric: str) -> str:
-    mean, error = score(row, metric)
+def _cell(method: Measured, metric: str) -> str:
+    mean, error = score(method, metric)
     if not np.isfinite(mean):
-        empty = sum(not np.isfinite(m[metric]) for m in row.metrics)
-        return f"a basin empty in {empty} of {len(row.metrics)}" if metric == "dF" else "not finite"
+        empty = sum(not np.isfinite(m[metric]) for m in method.metrics)
+        return f"a basin empty in {empty} of {len(method.metrics)}" if metric == "dF" else "not finite"
     return f"{mean:.3f}" + (f" +- {error:.3f}" if np.isfinite(error) else "")
 
 
 def write(rows: list[Row], cold: Truth, folder: Path) -> None:
     """`table.md`, `results.json`, figures, and `METHOD.xtc` beside `topology.pdb`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    publish(folder / "table.md", table(rows, cold.peptide).encode())
-    facts = [
-        {
-            "method": r.name,
-            "metrics": r.metrics,
-            "mixed": r.mixed,
-            "turned": r.turned,
-            "bonds": r.bonds,
-            "about": r.about,
-        }
-        for r in rows
-    ]
-    publish(folder / "results.json", json.dumps(facts, indent=1).encode())
+    methods = [row.measured for row in rows]
+    Results(folder).save("results", [asdict(m) for m in methods])
+    publish(folder / "table.md", table(methods, cold.peptide).encode())
     topology = mdtraj.Topology.from_openmm(cold.peptide.topology)
     mdtraj.Trajectory(cold.reference, topology).save_pdb(str(folder / "topology.pdb"))
     for row in rows:
@@ -182,56 +160,74 @@ def write(rows: list[Row], cold: Truth, folder: Path) -> None:
 
 
 def draw(rows: list[Row], cold: Truth, folder: Path) -> None:
-    """Ramachandran and TICA planes side by side, and the energies of all methods in one panel."""
+    """Free energies in the Ramachandran and TICA planes side by side, and all histograms of the energy in one panel."""
+    shown = [row for row in rows if row.name != UNTEMPERED]
+    some = [row.samples[:: max(1, len(row.samples) // 50_000)] for row in shown]
+    titles = ["dynamics" if row.name == HALVES else row.name for row in shown]
+    quadruples = backbone(cold.peptide)
+    torsions = [np.degrees(np.stack([dihedrals(x, quadruples[k]).flatten() for k in ("phi", "psi")], 1)) for x in some]
+    draw_planes(folder / "ramachandran.png", titles, torsions, [(-180, 180)] * 2, ("phi", "psi"))
+    slow = [cold.plane(x) for x in some]
+    ends = [(slow[0][:, k].min(), slow[0][:, k].max()) for k in (0, 1)]
+    draw_planes(folder / "tica.png", titles, slow, ends, ("first slow coordinate", "second slow coordinate"))
+    kept = {"dynamics" if row.name == HALVES else row.name: row for row in shown if row.name not in ABLATIONS}
+    values = {name: energies(cold.peptide, r.samples[:: max(1, len(r.samples) // 5000)]) for name, r in kept.items()}
+    draw_energies(folder / "energy.png", values)
+
+
+def draw_planes(
+    path: Path, titles: list[str], points: list[np.ndarray], ends: Sequence[tuple[float, float]], axes: tuple[str, str]
+) -> None:
+    """`-log` of the density relative to its maximum, panel by panel."""
+    plt, edges = _pyplot(), [np.linspace(*end, 73) for end in ends]
+    columns = min(4, len(titles))
+    lines = -(-len(titles) // columns)
+    width, height = 3 * columns + 1.6, 2.7 * lines + 0.6
+    figure, grid = plt.subplots(lines, columns, figsize=(width, height), squeeze=False, sharex=True, sharey=True)
+    for panel, title, p in zip(grid.flat, titles, points, strict=False):
+        density, *_ = np.histogram2d(p[:, 0], p[:, 1], bins=edges, density=True)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            free = -np.log(density.T / density.max())
+        mesh = panel.pcolormesh(*edges, np.where(np.isfinite(free), free, np.nan), cmap="viridis", vmin=0, vmax=8)
+        panel.set_title(title, fontsize=9)
+    for panel in grid.flat[len(titles) :]:
+        panel.axis("off")
+    for column in range(columns):  # the lowest panel of a column has the ticks of the shared axis
+        grid[(len(titles) - 1 - column) // columns, column].tick_params(labelbottom=True)
+    figure.subplots_adjust(0.8 / width, 0.6 / height, 1 - 0.2 / width, 1 - 0.3 / height, 0.08, 0.2)
+    figure.colorbar(
+        mesh, ax=grid, pad=0.2 / width, fraction=0.8 / width, label="free energy (kT), least is 0 in each panel"
+    )
+    figure.supxlabel(axes[0], fontsize=9)
+    figure.supylabel(axes[1], fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_energies(path: Path, values: dict[str, np.ndarray]) -> None:
+    """Histograms over the range of the dynamics and somewhat more; the legend counts what lies outside of it."""
+    plt = _pyplot()
+    figure, panel = plt.subplots(figsize=(7, 3.8))
+    low, high = np.percentile(values["dynamics"], [0.1, 99.9])
+    bins = np.linspace(low - 0.2 * (high - low), high + 0.4 * (high - low), 80)
+    for name, u in values.items():
+        style: dict[str, Any] = {"color": "black", "lw": 2} if name == "dynamics" else {"lw": 1.2}
+        outside = np.mean((u < bins[0]) | (u > bins[-1]))
+        share = np.full(len(u), 1 / (len(u) * (bins[1] - bins[0])))
+        label = f"{name} ({100 * outside:.0f} % outside)" if outside >= 0.005 else name
+        panel.hist(u, bins=bins.tolist(), weights=share, histtype="step", label=label, **style)
+    panel.set_xlabel("U (kJ/mol)")
+    panel.set_ylabel("density (mol/kJ)")
+    panel.legend(fontsize=7)
+    figure.subplots_adjust(0.12, 0.14, 0.98, 0.97)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import pyplot
 
-    shown = [r for r in rows if r.name != UNTEMPERED]
-    quadruples = backbone(cold.peptide.atoms)
-    planes = {
-        "ramachandran": lambda x: np.degrees(
-            np.stack([dihedrals(x, quadruples[k]).flatten() for k in ("phi", "psi")], 1)
-        ),
-        "tica": cold.plane,
-    }
-    for name, plane in planes.items():
-        points = [plane(r.samples[:: max(1, len(r.samples) // 50_000)]) for r in shown]
-        edges = [np.linspace(-180, 180, 73)] * 2
-        if name == "tica":
-            edges = [np.linspace(points[0][:, k].min(), points[0][:, k].max(), 73) for k in (0, 1)]
-        columns = min(4, len(shown))
-        lines = -(-len(shown) // columns)
-        figure, axes = plt.subplots(
-            lines, columns, figsize=(3 * columns, 2.9 * lines), squeeze=False, sharex=True, sharey=True
-        )
-        for axis, row, p in zip(axes.flat, shown, points, strict=False):
-            density, *_ = np.histogram2d(p[:, 0], p[:, 1], bins=edges, density=True)
-            with np.errstate(divide="ignore"):
-                free = -np.log(density.T / density.max())
-            axis.pcolormesh(*edges, np.where(np.isfinite(free), free, np.nan), cmap="viridis", vmin=0, vmax=8)
-            axis.set_title("dynamics" if row.name == HALVES else row.name, fontsize=9)
-        for axis in axes.flat[len(shown) :]:
-            axis.axis("off")
-        figure.supxlabel("phi" if name == "ramachandran" else "first slow coordinate", fontsize=9)
-        figure.supylabel("psi" if name == "ramachandran" else "second slow coordinate", fontsize=9)
-        figure.tight_layout()
-        figure.savefig(folder / f"{name}.png", dpi=130)
-        plt.close(figure)
-    figure, axis = plt.subplots(figsize=(6, 3.5))
-    for row in (r for r in shown if r.name not in ABLATIONS):
-        values = energies(cold.peptide, row.samples[:: max(1, len(row.samples) // 5000)])
-        if row.name == HALVES:
-            low, high = np.percentile(values, [0.1, 99.9])
-            bins = np.linspace(low - 0.2 * (high - low), high + 0.4 * (high - low), 80).tolist()
-        style: dict[str, Any] = {"color": "black", "lw": 2} if row.name == HALVES else {"lw": 1.2}
-        share = np.full(
-            len(values), 1 / (len(values) * (bins[1] - bins[0]))
-        )  # what lies outside is missing, not hidden
-        axis.hist(values, bins=bins, weights=share, histtype="step", label=row.name, **style)
-    axis.set_xlabel("U (kJ/mol)")
-    axis.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(folder / "energy.png", dpi=130)
-    plt.close(figure)
+    return pyplot

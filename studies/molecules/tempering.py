@@ -5,14 +5,13 @@
 `paper` methods use the paper's ladder (201 steps from 0.001 to 10 nm, a level every 4), its Euler-Maruyama kernels with
 the reference process, and its proposal. `own` methods use the Fisher variance, the balanced proposal, Metropolised
 local moves, levels moved until all pairs reject equally, and a ladder for stiff molecules: equal ratios of noise, for
-bonds feel all of them alike, and few levels with many steps between. A pair that is five times as far apart accepts
+each matters as much to bonds, and few levels with many steps between. A pair that is five times as far apart accepts
 only a little less often, for as many steps, and with fewer levels a replica has sooner walked through all of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -20,22 +19,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor
 
 import crepe_diffusion as cd
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 from crepe_diffusion.models import Denoiser
 from crepe_diffusion.processes import EulerMaruyama, Gaussian
-from crepe_diffusion.run.files import publish
-from crepe_diffusion.schedules import Ladder
+from studies.shared.results import Results
 
-__all__ = ["ABLATIONS", "METHODS", "UNTEMPERED", "Budget", "Draws", "file_name", "load_draws", "save_draws", "temper"]
+__all__ = ["ABLATIONS", "METHODS", "UNTEMPERED", "Budget", "Draws", "file_name", "kept_draws", "temper"]
 
 
 ENDS = (0.0005, 1.5)  # nm
-SHORTEST_ROUND = 10  # iterations: each pair meets five times, the least from which a rejection can be told
+SHORTEST_ROUND = 10  # iterations: each pair meets five times, the least from which a rejection can be estimated
 
 
 @dataclass(frozen=True)
@@ -63,21 +59,21 @@ class Budget:
 
 @dataclass(frozen=True)
 class Draws:
-    """Molecules `x` (draws, atoms, 3) as the sampler left them, equally weighted, and what the run says of itself."""
+    """Molecules `x` (draws, atoms, 3) as the sampler left them, equally weighted, and the record of the run."""
 
     x: Tensor
     about: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Setting:
+class Recipe:
     """Ladders, kernels and local moves of a method."""
 
-    ladder: Ladder
+    ladder: cd.Ladder
     options: dict[str, Any]
     explorer: cd.Langevin | cd.Bounce
     n_chains: int
-    resampling: Ladder
+    resampling: cd.Ladder
     """The ladder of particles, which lose nothing by frequent levels."""
     ess_threshold: float
     adapted: bool
@@ -85,16 +81,16 @@ class Setting:
     """Whether draws are replaced by what the model predicts from level 0."""
 
 
-def paper(model: Denoiser, budget: Budget) -> Setting:
+def paper(model: Denoiser, budget: Budget) -> Recipe:
     """The reference process has the scale of the data."""
     scale = float(model.function.scales)  # type: ignore[attr-defined]
     levels = cd.ladder.karras(budget.n_levels, 0.001, 10.0, substeps=budget.substeps)
     process = EulerMaruyama(zero_mean=0, reference=scale)
     options = {"process": process, "proposal": cd.Proposal("paper")}
-    return Setting(levels, options, cd.Langevin(), budget.n_chains, levels, 1.0, adapted=False, finished=False)
+    return Recipe(levels, options, cd.Langevin(), budget.n_chains, levels, 1.0, adapted=False, finished=False)
 
 
-def own(model: Denoiser, budget: Budget, variance: str | float = "fisher") -> Setting:
+def own(model: Denoiser, budget: Budget, variance: str | float = "fisher") -> Recipe:
     """The noise end need not be far beyond the data, whose scale is 0.2 nm: its law is known from the fit.
 
     What noise is left at level 0 would show in the lengths of bonds to hydrogen, which have no spread of their own, so
@@ -104,21 +100,21 @@ def own(model: Denoiser, budget: Budget, variance: str | float = "fisher") -> Se
     levels = cd.ladder.geometric(budget.own_levels, *ENDS, substeps=budget.own_substeps)
     resampling = cd.ladder.geometric(budget.n_levels, *ENDS, substeps=budget.substeps)
     options = {"process": Gaussian(zero_mean=0, variance=variance), "fit_samples": budget.fit_samples}
-    return Setting(levels, options, cd.Bounce(), budget.own_chains, resampling, 0.5, adapted=True, finished=True)
+    return Recipe(levels, options, cd.Bounce(), budget.own_chains, resampling, 0.5, adapted=True, finished=True)
 
 
-def many_levels(model: Denoiser, budget: Budget) -> Setting:
+def many_levels(model: Denoiser, budget: Budget) -> Recipe:
     """As many steps, cut into as many levels as the paper's; fewer chains, since each needs more iterations."""
-    setting = own(model, budget)
-    return replace(setting, ladder=setting.resampling, n_chains=budget.n_chains)
+    recipe = own(model, budget)
+    return replace(recipe, ladder=recipe.resampling, n_chains=budget.n_chains)
 
 
-def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
+def exchange(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
     """Replica exchange until the rows are spent."""
-    adapt = setting.adapted
+    adapt = recipe.adapted
     chain = cd.ReplicaExchange(
-        model**beta, setting.ladder, n_chains=setting.n_chains, seed=seed, explorer=setting.explorer,
-        micro_batch=budget.micro_batch, **setting.options,
+        model**beta, recipe.ladder, n_chains=recipe.n_chains, seed=seed, explorer=recipe.explorer,
+        micro_batch=budget.micro_batch, **recipe.options,
     )  # fmt: skip
     pieces = budget.n_adapt + 1 if adapt else 1
     for piece in range(1, pieces + 1):
@@ -141,36 +137,36 @@ def exchange(setting: Setting, model: Denoiser, beta: float, budget: Budget, see
         "round_trips": int(diagnostics.trips.n_trips.sum()),
         "restarts": int(diagnostics.trips.n_restarts.sum()),
     }
-    return finish(setting, model, Draws(torch.stack(draws).flatten(0, 1), about), budget)
+    return finish(recipe, model, Draws(torch.stack(draws).flatten(0, 1), about), budget)
 
 
-def finish(setting: Setting, model: Denoiser, draws: Draws, budget: Budget) -> Draws:
+def finish(recipe: Recipe, model: Denoiser, draws: Draws, budget: Budget) -> Draws:
     """The draws as the method leaves them; predictions are counted as rows."""
-    if not setting.finished:
+    if not recipe.finished:
         return draws
-    sigma = float(setting.ladder.times[0])
+    sigma = float(recipe.ladder.times[0])
     parts = [model.predict(x, torch.full((len(x),), sigma)) for x in draws.x.split(budget.micro_batch)]
     return Draws(torch.cat(parts), draws.about | {"rows": draws.about["rows"] + len(draws.x)})
 
 
-def particles(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int, weights: str) -> Draws:
+def particles(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int, weights: str) -> Draws:
     """SMC in batches, resampled to equal weights at the end."""
-    n_batches = max(1, budget.rows // (budget.batch * len(setting.resampling.times)))
+    n_batches = max(1, budget.rows // (budget.batch * len(recipe.resampling.times)))
     smc = cd.SMC(
-        model**beta, setting.resampling, n_particles=budget.batch, n_batches=n_batches, weights=weights,
-        ess_threshold=setting.ess_threshold, seed=seed, micro_batch=budget.micro_batch, **setting.options,
+        model**beta, recipe.resampling, n_particles=budget.batch, n_batches=n_batches, weights=weights,
+        ess_threshold=recipe.ess_threshold, seed=seed, micro_batch=budget.micro_batch, **recipe.options,
     )  # fmt: skip
     out = smc.sample()
     about = {"rows": out.evaluations.rows, "log_z": out.log_z.tolist(), "ess": out.ess.tolist()}
-    return finish(setting, model, Draws(out.resampled(smc.stream.at("last")), about), budget)
+    return finish(recipe, model, Draws(out.resampled(smc.stream.at("last")), about), budget)
 
 
-def plain(setting: Setting, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
+def plain(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
     """Follow the annealed score with no correction."""
-    guidance = cd.Plain(model**beta, setting.ladder, seed=seed, micro_batch=budget.micro_batch, **setting.options)
-    n = max(1, budget.rows // len(setting.ladder.times))
+    guidance = cd.Plain(model**beta, recipe.ladder, seed=seed, micro_batch=budget.micro_batch, **recipe.options)
+    n = max(1, budget.rows // len(recipe.ladder.times))
     x = guidance.sample(n)
-    return finish(setting, model, Draws(x, {"rows": guidance.evaluate.counts.rows}), budget)
+    return finish(recipe, model, Draws(x, {"rows": guidance.evaluate.counts.rows}), budget)
 
 
 UNTEMPERED = "model, untempered"
@@ -198,28 +194,35 @@ ABLATIONS = tuple(METHODS)[-3:]
 
 def temper(
     model: Denoiser, beta: float, folder: Path, budget: Budget, seeds: tuple[int, ...], methods: tuple[str, ...]
-) -> Iterator[Path]:
-    """Draws of each method and seed, each in a file of its own; what is there already is not done again."""
+) -> Iterator[str]:
+    """Draw by each method with each seed, and keep the draws; those that are kept already are not drawn again."""
     for name in methods:
         if name not in METHODS:
             raise InputError(f"no method {name!r}; there are {', '.join(METHODS)}")
+    kept = kept_draws(folder)
     for name in methods:
         for seed in seeds[:1] if name in ABLATIONS else seeds:
-            path = folder / f"{file_name(name)}-{seed}.safetensors"
             facts = {"method": name, "seed": seed, "beta": beta, "model": fingerprint(model), "budget": asdict(budget)}
-            if path.exists():
-                before = load_draws(path).about
+            result = f"{file_name(name)} {seed}"
+            if result in kept:
+                before = kept[result]
                 changed = [key for key, value in facts.items() if before.get(key) != value]
                 if changed:
-                    raise InputError(f"{path} was drawn with another {' and '.join(changed)}; choose another folder")
+                    path, what = kept.path(result), " and ".join(changed)
+                    raise InputError(f"{path} was drawn with another {what}; choose another folder")
             else:
                 draws = METHODS[name](model, beta, budget, seed)
-                save_draws(path, Draws(draws.x, {**facts, **draws.about}))
-            yield path
+                kept.save(result, {**facts, **draws.about}, x=draws.x.float().numpy())
+            yield result
+
+
+def kept_draws(folder: Path) -> Results:
+    """Where `temper` keeps its draws: the molecules as the array `x`, and a record of how they were drawn."""
+    return Results(folder / "draws")
 
 
 def fingerprint(model: Denoiser) -> str:
-    """Of the weights: draws of one model are not to be taken for those of another."""
+    """A short hash of the weights, so that draws of one model are not taken for those of another."""
     digest = hashlib.sha256()
     for name, value in sorted(model.function.state_dict().items()):  # type: ignore[attr-defined]
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
@@ -228,14 +231,3 @@ def fingerprint(model: Denoiser) -> str:
 
 def file_name(method: str) -> str:
     return method.replace(", ", "-").replace(" = ", "-is-").replace(" ", "-").lower()
-
-
-def save_draws(path: Path, draws: Draws) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    publish(path, save({"x": draws.x.float().contiguous()}, {"about": json.dumps(draws.about)}))
-
-
-def load_draws(path: Path) -> Draws:
-    with safe_open(path, "pt") as file:
-        about = json.loads(file.metadata()["about"])
-    return Draws(load_file(path)["x"], about)

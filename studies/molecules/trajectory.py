@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 
 __all__ = ["append", "n_frames", "truncate"]
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from functools import cache
 from itertools import permutations
 
 import mdtraj
 import numpy as np
 import pytest
+from openmm import app
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
+from studies.molecules import __main__ as shell
 from studies.molecules import convergence, data, dynamics, geometry, trajectory
 from studies.molecules.peptides import GAS_CONSTANT, PEPTIDES, energies, peptide
 
@@ -33,7 +38,7 @@ def test_a_peptide_is_built_at_the_torsions_asked_for(name, n_atoms):
     chosen = peptide(name)
     assert len(chosen.atoms) == n_atoms
     _, x = chosen.build(-75.0, 130.0)
-    quadruples = geometry.backbone(chosen.atoms)
+    quadruples = geometry.backbone(chosen)
     angles = {k: np.degrees(geometry.dihedrals(x[None], v))[0] for k, v in quadruples.items()}
     assert np.allclose(angles["phi"], -75.0, atol=0.2)
     assert np.allclose(angles["psi"], 130.0, atol=0.2)
@@ -45,7 +50,7 @@ def test_torsions_agree_with_mdtraj(helix):
     rng = np.random.default_rng(0)
     x = helix + 0.02 * rng.standard_normal((20, *helix.shape))
     known = mdtraj.Trajectory(x, mdtraj.Topology.from_openmm(chosen.topology))
-    quadruples = geometry.backbone(chosen.atoms)
+    quadruples = geometry.backbone(chosen)
     for name, theirs in (("phi", mdtraj.compute_phi), ("psi", mdtraj.compute_psi)):
         gap = geometry.dihedrals(x, quadruples[name]) - theirs(known)[1]
         assert np.abs(np.angle(np.exp(1j * gap))).max() < 1e-4
@@ -174,23 +179,23 @@ def test_trajectories_are_read_in_whole_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(dynamics, "BLOCK", 2)
     monkeypatch.setattr(data, "BLOCK", 2)
     blocks(tmp_path / "dipeptide" / "walker-0", 3)
-    (read,) = data.load(tmp_path, peptide("dipeptide"), 800.0, equilibration=2.0)
+    (read,) = data.read_trajectories(tmp_path, peptide("dipeptide"), 800.0, equilibration=2.0)
     assert read.shape == (4, 22, 3)
     assert np.abs(read.mean(1)).max() < 1e-6
-    assert len(data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, most=5.0)[0]) == 4
-    assert len(data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=0)) == 1
+    assert len(data.read_trajectories(tmp_path, peptide("dipeptide"), 800.0, 0.0, most=5.0)[0]) == 4
+    assert len(data.read_trajectories(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=0)) == 1
     for walker, n in ((10, 1), (2, 4)):
         blocks(tmp_path / "dipeptide" / f"walker-{walker}", n, (300.0, 800.0, 800.0), walker)
     assert dynamics.walkers(tmp_path, peptide("dipeptide"), 800.0) == [0, 2, 10]
     assert dynamics.walkers(tmp_path, peptide("dipeptide"), 300.0) == [0, 2, 10]
-    walkers = data.load_walkers(tmp_path, peptide("dipeptide"), 800.0, equilibration=2.0)
+    walkers = data.read_walkers(tmp_path, peptide("dipeptide"), 800.0, equilibration=2.0)
     assert [[len(t) for t in rungs] for rungs in walkers] == [[4], [6, 6]]  # the last one is not equilibrated
     assert (walkers[0][0] == read).all()
     with pytest.raises(InputError, match="no trajectories of the dipeptide at 800 K"):
-        data.load(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=1)
+        data.read_trajectories(tmp_path, peptide("dipeptide"), 800.0, 0.0, walker=1)
     with pytest.raises(InputError, match="no trajectories of the dipeptide at 490 K"):
-        data.load(tmp_path, peptide("dipeptide"), 490.0)
-    for read_all in (data.load, data.load_walkers):
+        data.read_trajectories(tmp_path, peptide("dipeptide"), 490.0)
+    for read_all in (data.read_trajectories, data.read_walkers):
         with pytest.raises(InputError, match="shorter than the 500 ps"):
             read_all(tmp_path, peptide("dipeptide"), 800.0)
 
@@ -300,7 +305,7 @@ def test_a_walker_is_examined_as_a_whole():
     states = [exchanging(rungs, n, p, rng, memory=5) for (rungs, n), p in zip(sizes, (0.3, 0.6, 0.4), strict=True)]
     walkers = [[at_torsions(rung[:, 0]) for rung in w] for w in states]
     walkers[1][0] = np.concatenate([walkers[1][0], walkers[1][0][: dynamics.BLOCK]])  # `md` is writing the next block
-    facts = convergence.examine(walkers, peptide("dipeptide").atoms)
+    facts = convergence.examine(walkers, peptide("dipeptide"))
     assert (facts["n_walkers"], facts["n_trajectories"], facts["ns"]) == (3, 7, 162 * 0.02)
     share, variance = convergence.pooled(states)
     found = facts["basins"]["phi > 0"]
@@ -313,7 +318,7 @@ def test_a_walker_is_examined_as_a_whole():
     assert found["z_walkers"] == pytest.approx(max(pairs))
     assert max(pairs) == pairs[0] > 3
     assert f"populations differ by {max(pairs):.1f}" in facts["verdict"]
-    single = convergence.examine(walkers[:1], peptide("dipeptide").atoms)["basins"]["phi > 0"]
+    single = convergence.examine(walkers[:1], peptide("dipeptide"))["basins"]["phi > 0"]
     assert single["z_walkers"] is None
 
 
@@ -325,8 +330,7 @@ def test_replicas_that_change_places_have_not_crossed():
     states[1, 3 * dynamics.BLOCK + 1] = 0  # there and back
     files = shuffled(states, rng)
     along = sum(int((np.diff(rung) != 0).sum()) for rung in files)
-    atoms = peptide("dipeptide").atoms
-    assert convergence.examine([list(at_torsions(files))], atoms)["crossings"] == 3
+    assert convergence.examine([list(at_torsions(files))], peptide("dipeptide"))["crossings"] == 3
     assert along > 40  # what counting along the files would say
 
 
@@ -348,10 +352,10 @@ def test_basins_are_where_they_should_be():
     places = {"phi > 0": (55, 45), "beta": (-150, 150), "alpha": (-60, -40)}
     names = [b.name for b in convergence.BASINS]
     for name, angles in places.items():
-        inside = convergence.basins(chosen.build(*angles)[1][None], chosen.atoms)[0]
+        inside = convergence.basins(chosen.build(*angles)[1][None], chosen)[0]
         assert inside[names.index(name)] == 1
         assert inside.sum() == 1
-    assert convergence.basins(chosen.build(170, 150)[1][None], chosen.atoms)[0, names.index("beta")] == 1
+    assert convergence.basins(chosen.build(170, 150)[1][None], chosen)[0, names.index("beta")] == 1
 
 
 def test_only_crossings_from_core_to_core_count():
@@ -363,3 +367,51 @@ def test_hot_and_cold_are_the_papers():
     assert {p.name: (p.hot, p.cold) for p in PEPTIDES.values()} == {
         "dipeptide": (800, 300), "tetrapeptide": (800, 500), "hexapeptide": (800, 600)
     }  # fmt: skip
+
+
+def test_check_writes_what_it_prints(tmp_path, capsys):
+    chosen, rng = peptide("dipeptide"), np.random.default_rng(0)
+    shapes = np.stack([chosen.build(*torsions)[1] for torsions in ((-60.0, -40.0), (-150.0, 150.0), (55.0, 45.0))])
+    files = {  # by walker: two rungs each at 300 K, and one of them has been hot
+        0: {300.0: [rng.choice(2, 200, p=(p, 1 - p)) for p in (0.3, 0.4)], 800.0: [rng.choice(3, 200)]},
+        1: {300.0: [rng.choice(2, 200, p=(p, 1 - p)) for p in (0.6, 0.5)]},
+    }
+    for walker, temperatures in files.items():
+        folder = tmp_path / "dipeptide" / f"walker-{walker}"
+        folder.mkdir(parents=True)
+        with (folder / "topology.pdb").open("w") as file:
+            app.PDBFile.writeFile(chosen.topology, 10 * shapes[0], file)
+        for temperature, rungs in temperatures.items():
+            for rung, states in enumerate(rungs):
+                path = folder / f"{rung}-{temperature:g}K.dcd"
+                trajectory.append(path, shapes[states].astype(np.float32), dynamics.INTERVAL)
+    assert shell.main(["check", "--data", str(tmp_path), "--equilibration", "0"]) == 0
+    printed = capsys.readouterr().out
+    cold, hot = json.loads((tmp_path / "dipeptide" / "check.json").read_text())
+    assert (cold["temperature"], cold["n_walkers"], cold["n_trajectories"], cold["ns"]) == (300, 2, 4, 0.8)
+    alpha = [(np.stack(files[walker][300.0]) == 0)[..., None] for walker in (0, 1)]
+    assert cold["basins"]["alpha"]["share"] == pytest.approx(np.mean(alpha))
+    z = abs(convergence.compare(alpha[:1], alpha[1:])[0])
+    assert cold["basins"]["alpha"]["z_walkers"] == pytest.approx(z)
+    assert z > 3
+    assert cold["crossings"] == 0
+    assert "phi was seen to change its sign 0 times" in cold["verdict"]
+    positive = (files[0][800.0][0] == 2).reshape(-1, dynamics.BLOCK)
+    assert hot["crossings"] == (np.diff(positive, axis=1) != 0).sum() > 50
+    assert (hot["n_walkers"], hot["basins"]["alpha"]["z_walkers"]) == (1, None)
+    assert "4 trajectories of 2 walkers, 0.8 ns" in printed
+    assert printed.count("walkers |z| <= ") == len(convergence.BASINS)
+    assert f"walkers |z| <= {z:.1f}" in printed
+    for facts in (cold, hot):
+        assert facts["verdict"] in printed
+        assert f"changes of sign of phi, within blocks: {facts['crossings']}" in printed
+        assert f"alpha    {facts['basins']['alpha']['share']:.4f} +- " in printed
+
+
+def test_a_missing_package_is_named_with_what_to_install():
+    command = (
+        "import sys; sys.modules['openmm'] = None; from studies.molecules.__main__ import main; sys.exit(main(['md']))"
+    )
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    said = "molecules: openmm is missing: pip install -e 'studies[molecules]'\n"
+    assert (done.returncode, done.stderr) == (2, said)

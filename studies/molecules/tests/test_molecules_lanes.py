@@ -7,7 +7,7 @@ import openmm
 import pytest
 from openmm import app
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 from studies.molecules.lanes import LANES, Lanes, available
 from studies.molecules.peptides import FRICTION, GAS_CONSTANT, PEPTIDES, STEP, Peptide, peptide
 from tests.checks import refuted

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 from studies.molecules import metrics, report
 from studies.molecules.geometry import aligned
 from studies.molecules.peptides import GAS_CONSTANT, peptide
-from studies.molecules.tempering import Draws, save_draws
+from studies.molecules.tempering import kept_draws
 
 
 def test_total_variation_of_two_normals():
@@ -79,18 +78,18 @@ def truth():
 
 
 def test_free_energy_of_known_populations(truth):
-    p = metrics.basins(truth.frames, truth.peptide.atoms)[:, 0].mean()
+    p = metrics.basins(truth.frames, truth.peptide)[:, 0].mean()
     known = -GAS_CONSTANT * 300 * np.log(p / (1 - p))
     assert abs(metrics.free_energy(truth.frames, truth.peptide, 300.0) - known) < 1e-9
     assert 1.5 < known < 4.5  # about 1 to 3: kT log 3 = 2.74
-    lonely = truth.frames[metrics.basins(truth.frames, truth.peptide.atoms)[:, 0] == 0]
+    lonely = truth.frames[metrics.basins(truth.frames, truth.peptide)[:, 0] == 0]
     assert metrics.free_energy(lonely, truth.peptide, 300.0) == np.inf
 
 
 def test_the_slow_plane_finds_the_slow_torsion(truth):
     """Along its first axis the two phi are apart and the three psi together, though psi varies more."""
     first = truth.plane(truth.frames)[:, 0]
-    positive = metrics.basins(truth.frames, truth.peptide.atoms)[:, 0] > 0.5
+    positive = metrics.basins(truth.frames, truth.peptide)[:, 0] > 0.5
     between = abs(first[positive].mean() - first[~positive].mean())
     within = max(first[positive].std(), first[~positive].std())
     assert between > 10 * within
@@ -108,7 +107,7 @@ def test_pieces_shorter_than_the_lag_are_refused(truth):
 def test_halves_of_the_truth_are_near_and_a_missing_basin_is_far(truth):
     rng = np.random.default_rng(0)
     floor = metrics.between_halves(truth, 300, rng)
-    collapsed = truth.frames[metrics.basins(truth.frames, truth.peptide.atoms)[:, 0] < 0.5]
+    collapsed = truth.frames[metrics.basins(truth.frames, truth.peptide)[:, 0] < 0.5]
     far = metrics.evaluate(truth, truth.frames, collapsed, 300, rng)
     for name in ("distance TVD", "W2", "TICA MMD"):
         assert far[name] > 1.3 * floor[name], name
@@ -120,23 +119,21 @@ def test_halves_of_the_truth_are_near_and_a_missing_basin_is_far(truth):
 
 def test_mirror_images_are_counted_and_cost_nothing_else(truth, tmp_path, monkeypatch):
     """Of two seeds, 50 of 200 and 0 of 100 samples are mirrored: a sixth is turned, and measured as the others are."""
-    x = torch.from_numpy(truth.frames[::10]).float()
-    mirrored = x.clone()
+    x = truth.frames[::10].astype(np.float32)
+    mirrored = x.copy()
     mirrored[:50, :, 2] *= -1
     rows = {}
     for name, samples in (("plain", x), ("mirrored", mirrored)):
         for seed, piece in enumerate((samples[:200], samples[200:])):
             about = {"method": "CREPE, own", "seed": seed, "rows": 1}
-            save_draws(tmp_path / name / f"{seed}.safetensors", Draws(piece, about))
+            kept_draws(tmp_path / name).save(f"crepe-own {seed}", about, x=piece)
         rows[name] = report.rows_of(truth, truth, tmp_path / name, 50)
-    assert [(r.mixed, r.turned) for r in rows["plain"]] == [(0, 0), (0, 0)]
-    assert [(r.mixed, r.turned) for r in rows["mirrored"]] == [(0, 0), (0, pytest.approx(1 / 6))]
-    for a, b in zip(rows["plain"][1].metrics, rows["mirrored"][1].metrics, strict=True):
+    found = {name: [row.measured for row in pair] for name, pair in rows.items()}
+    assert [(m.mixed, m.turned) for m in found["plain"]] == [(0, 0), (0, 0)]
+    assert [(m.mixed, m.turned) for m in found["mirrored"]] == [(0, 0), (0, pytest.approx(1 / 6))]
+    for a, b in zip(found["plain"][1].metrics, found["mirrored"][1].metrics, strict=True):
         assert a == pytest.approx(b, abs=1e-4)
     monkeypatch.setattr(report, "draw", lambda *given: None)
     report.write(rows["mirrored"], truth, tmp_path / "out")
-    kept = report.results(tmp_path / "out")
-    assert [(r.name, r.metrics, r.mixed, r.turned, r.bonds, r.about) for r in kept] == [
-        (r.name, r.metrics, r.mixed, r.turned, r.bonds, r.about) for r in rows["mirrored"]
-    ]
-    assert (tmp_path / "out" / "table.md").read_text() == report.table(kept, truth.peptide)
+    assert report.measured(tmp_path / "out") == found["mirrored"]
+    assert (tmp_path / "out" / "table.md").read_text() == report.table(found["mirrored"], truth.peptide)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion import InputError
 from studies.molecules import model
 from studies.molecules.network import EGNN, Folded, PairForces, Split
 from studies.shared.training import Settings, load_weights, save_weights
@@ -281,7 +281,7 @@ FOLDED = (PARTS[0] | FOLD, PARTS[1] | FOLD)
 def test_a_joined_model_is_its_parts(tmp_path, parts):
     low, high = (saved(tmp_path / f"{k}.safetensors", k, network) for k, network in enumerate(parts, 1))
     model.join(low, high, tmp_path / "out.safetensors", 0.05)
-    joined, *loaded = (model.load(path) for path in (tmp_path / "out.safetensors", low, high))
+    joined, *loaded = (model.load_model(path) for path in (tmp_path / "out.safetensors", low, high))
     check_joined(joined, *loaded, 0.05)
     refuted(check_joined, joined, *loaded[::-1], 0.05)
     refuted(check_joined, joined, *loaded, 0.06)
@@ -347,7 +347,7 @@ def trained(folder, steps, stop=None):
         if line["step"] == stop:
             lines.close()
             return None
-    return model.load(folder / "rod.safetensors")
+    return model.load_model(folder / "rod.safetensors")
 
 
 def test_training_resumes_and_learns_the_bond(tmp_path):
