@@ -76,7 +76,7 @@ def split(trajectories: list[np.ndarray], share: float = 0.05) -> tuple[np.ndarr
 
 
 def subset(data: Path, peptide: Peptide, folder: Path, n_blocks: int, equilibration: float = 500.0) -> list[Path]:
-    """Blocks from all over the hot and the cold trajectories, in a folder for `read_trajectories`; the files written."""
+    """Blocks from all over the hot and the cold trajectories, as `read_trajectories` takes them; the files written."""
     here = folder / peptide.name / "walker-0"
     here.mkdir(parents=True, exist_ok=True)
     first = rungs(data, peptide, peptide.cold)[0].with_name("topology.pdb")
