@@ -106,9 +106,9 @@ CASES = {
     "a reward of one number": (lambda: chain(tilted(lambda x: x.sum())), r"'reward' must return .* got shape \(\)"),
     "a reward of two columns": (
         lambda: chain(tilted(lambda x: x, name="r2")),
-        r"'r2' must return one number a row.*\(\d, 2\)",
+        r"'r2' must return one number per row.*\(\d, 2\)",
     ),
-    "a reward that is a list": (lambda: chain(tilted(lambda x: [0.0] * len(x))), "one number a row.* got 'list'"),
+    "a reward that is a list": (lambda: chain(tilted(lambda x: [0.0] * len(x))), "one number per row.* got 'list'"),
     "a denoiser of another dtype": (
         lambda: chain(model(lambda d: d.float())),
         "returned torch.float32 for a state of torch.float64",

@@ -1,49 +1,43 @@
-"""Points to evaluations: every network evaluation and every reward of a run goes through here, and is counted."""
+"""From points to evaluations: every network evaluation and every reward of a run is made here, and counted.
+
+Evaluation = predictions D_j(x, t), reward r_t(x), and the drift of the proposal that follows from both
+"""
 
 from __future__ import annotations
-
-from collections import Counter
-from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, rows_like
+from crepe_diffusion.counts import Counts
 from crepe_diffusion.errors import InputError, NonFiniteError, check_choice
+from crepe_diffusion.models.networks import Networks
 from crepe_diffusion.processes import Evaluation, Process
 from crepe_diffusion.proposals import Proposal
+from crepe_diffusion.random import Stream
+from crepe_diffusion.rewards import RewardSum
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.targets import Reward, Target
+from crepe_diffusion.targets import Target
 
 __all__ = ["Counts", "Evaluator"]
 
 
-@dataclass
-class Counts:
-    """Exact cost: network rows and calls, rows that also went backwards, rewards, and what was not finite."""
-
-    rows: int = 0
-    calls: int = 0
-    gradient_rows: int = 0
-    rewards: int = 0
-    nonfinite: Counter[int] = field(default_factory=Counter)
-
-    def copy(self) -> Counts:
-        return replace(self, nonfinite=Counter(self.nonfinite))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        bad = sorted(self.nonfinite.items())
-        numbers = (self.rows, self.calls, self.gradient_rows, self.rewards)
-        return {"numbers": torch.tensor(numbers), "nonfinite": torch.tensor(bad, dtype=torch.long).reshape(-1, 2)}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> Counts:
-        rows, calls, gradient_rows, rewards = state["numbers"].tolist()
-        return cls(rows, calls, gradient_rows, rewards, Counter(dict(state["nonfinite"].tolist())))
-
-
 class Evaluator:
-    """Evaluates all models and rewards of a target, in one batch per distinct network."""
+    """Evaluates all models and rewards of a target: one call per network, at most `micro_batch` network rows at once.
+
+    Samplers and explorers get one. It holds what a move needs: `target`, `ladder`, `process`, `proposal` with its
+    `coefficients`, and the `counts` of what was evaluated. Batching of networks is done by `models.networks`, rewards
+    and their gradients by `rewards`.
+
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> from crepe_diffusion.processes import Gaussian
+    >>> p = GaussianMixture(weights=[1.0], means=[[0.0]], stds=[1.0])
+    >>> ladder = Ladder(torch.tensor([0.1, 1.0, 10.0]))
+    >>> evaluate = Evaluator(p.tilt(lambda x: 2 * x[:, 0]), ladder, Gaussian(variance=1.0), Proposal())
+    >>> at = evaluate(torch.ones(1, 1, dtype=torch.float64), ladder.times[:1])
+    >>> round(at.predictions[0].item(), 3), round(at.reward.item(), 3), evaluate.counts.rows
+    (0.99, 1.98, 1)
+    """
 
     def __init__(
         self,
@@ -63,140 +57,69 @@ class Evaluator:
         self.micro_batch, self.nonfinite = micro_batch, nonfinite
         self.coefficients = proposal.coefficients(target)
         self.counts = counts or Counts()
-        self.groups: dict[object, list[int]] = {}
-        for j, model in enumerate(target.models):
-            self.groups.setdefault(model.network, []).append(j)
-        shared = [[target.models[j] for j in members] for members in self.groups.values()]
-        self.network_rows = sum(models[0].rows_together(models) for models in shared)
         process.check_times(ladder.times)
         process.check_event(torch.Size(target.models[0].event_shape))
-        discrete = process.is_discrete
-        for reward in target.rewards:
-            if discrete and self._guidance(reward) != "none":
-                raise InputError(
-                    f"reward {reward.name!r}: guidance {self._guidance(reward)!r} needs a Gaussian diffusion"
-                )
-            if not discrete and reward.on == "mode":
-                raise InputError(f"reward {reward.name!r}: on='mode' is for discrete models")
+        self.networks = Networks(target.models, process.is_discrete)
+        self.rewards = RewardSum(target.rewards, proposal.guidance, ladder, process, self.coefficients)
 
-    def _guidance(self, reward: Reward) -> str:
-        return self.proposal.guidance or reward.guidance
+    @property
+    def network_rows(self) -> int:
+        """How many network rows one state costs."""
+        return self.networks.rows
 
     @property
     def has_gradients(self) -> bool:
-        """Whether the proposal sees the gradient of every reward."""
-        return all(self._guidance(r) != "none" for r in self.target.rewards)
+        """Whether the proposal follows the gradient of every reward."""
+        return not self.rewards.blind
 
     def empty(self, n: int, device: torch.device | str = "cpu") -> Tensor:
         """A batch of states to be filled."""
         dtype = torch.long if self.process.is_discrete else self.target.models[0].dtype
         return torch.zeros(n, *self.target.models[0].event_shape, dtype=dtype, device=device)
 
-    def noise(self, stream, n: int) -> Tensor:  # type: ignore[no-untyped-def]
+    def noise(self, stream: Stream, n: int) -> Tensor:
         """Draws from the law of the noise end."""
         return self.process.noise(stream, self.empty(n), float(self.ladder.times[-1]), self.coefficients)
 
     def __call__(self, x: Tensor, t: Tensor, *, rewards: bool = True) -> Evaluation:
-        """What models and rewards say of each row; `rewards=False` skips them where no gradient is needed."""
+        """One evaluation per row, at its own time; `rewards=False` skips rewards whose gradient is not needed."""
         size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
         evaluations = [self._chunk(x[i : i + size], t[i : i + size], rewards) for i in range(0, len(x), size)]
         return evaluations[0] if len(evaluations) == 1 else Evaluation.cat(evaluations)
 
     def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> Evaluation:
-        gradient = [r for r in self.target.rewards if self._guidance(r) == "gradient"]
-        free = [r for r in self.target.rewards if self._guidance(r) == "jacobian-free"]
-        blind = [r for r in self.target.rewards if self._guidance(r) == "none"]
+        terms, n = self.rewards, len(x)
         guidance = None
-        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        through = [r for r in gradient if r.on == "prediction"]
-        with torch.set_grad_enabled(bool(through)):
-            x_in = x.detach().requires_grad_() if gradient else x
-            predictions = self._predict(x_in, t)
-            if gradient:
-                with torch.enable_grad():
-                    r = self._reward(gradient, x_in, t, predictions)
-                    guidance = torch.autograd.grad(r.sum(), x_in)[0]
-                value = value + r.detach()
-                self.counts.gradient_rows += len(x) * self.network_rows if through else 0
-            # Copies, since a network may reuse its output and replicas remember theirs.
+        value = torch.zeros(n, dtype=torch.float64, device=x.device)
+        with torch.set_grad_enabled(terms.through_networks):
+            x_in = x.detach().requires_grad_() if terms.gradient else x
+            predictions = self.networks.predict(x_in, t)
+            self.counts.calls += self.networks.n_calls
+            self.counts.rows += n * self.network_rows
+            if terms.gradient:
+                r, guidance = terms.value_and_gradient(x_in, t, predictions)
+                value = value + r
+                self.counts.gradient_rows += n * self.network_rows if terms.through_networks else 0
+            # Copies, since a network may reuse its output and replicas keep theirs.
             predictions = tuple(p.detach().clone() for p in predictions)
         with torch.no_grad():
-            if free:
-                r, g = self._jacobian_free(free, x, t, predictions)
+            if terms.free:
+                r, g = terms.jacobian_free(x, t, predictions)
                 value, guidance = value + r, g if guidance is None else guidance + g
-            if blind and rewards:
-                value = value + self._reward(blind, x, t, predictions)
+            blind = terms.blind if rewards else []
+            if blind:
+                value = value + terms.value(blind, x, t, predictions)
+            self.counts.rewards += n * (len(terms.gradient) + len(terms.free) + len(blind))
             if guidance is not None and self.proposal.clip is not None:
                 norm = t.to(guidance.dtype) * guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
             predictions, value, guidance = self._check(x, t, predictions, value, guidance)
             return Evaluation(predictions, self.process.drift(x, t, predictions, guidance, self.coefficients), value)
 
-    def _predict(self, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        out: list[Tensor | None] = [None] * len(self.target.models)
-        for members in self.groups.values():
-            models = [self.target.models[j] for j in members]
-            for j, prediction in zip(members, models[0].predict_together(models, x, t), strict=True):
-                self._check_prediction(prediction, x, j)
-                out[j] = prediction
-            self.counts.calls += 1
-        self.counts.rows += len(x) * self.network_rows
-        return tuple(out)  # type: ignore[arg-type]
-
-    def _check_prediction(self, prediction: Tensor, x: Tensor, j: int) -> None:
-        if not self.process.is_discrete:
-            if prediction.dtype != x.dtype:
-                raise InputError(f"model {j} returned {prediction.dtype} for a state of {x.dtype}; both must be equal")
-            if prediction.shape != x.shape:
-                raise InputError(f"model {j} returned shape {tuple(prediction.shape)} for states {tuple(x.shape)}")
-        elif prediction.shape[:-1] != x.shape or not prediction.dtype.is_floating_point:
-            raise InputError(
-                f"model {j} returned {prediction.dtype} of shape {tuple(prediction.shape)};"
-                f" log-probabilities of shape {(*x.shape, 'V')} are wanted"
-            )
-
-    def _reward(self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
-        """`sum_i scale_i gamma_i(u) r_i`, in float64."""
-        total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        for term in terms:
-            total = total + self._term(term, self._shown(term, x, t, predictions), t)
-        return total
-
-    def _shown(self, term: Reward, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
-        if term.on == "state":
-            return x
-        expected = self.process.expectation(x, t, predictions, self.coefficients)
-        return expected.argmax(-1) if term.on == "mode" else expected
-
-    def _term(self, term: Reward, seen: Tensor, t: Tensor) -> Tensor:
-        r = term.function(seen)
-        if not isinstance(r, Tensor) or r.shape != (len(seen),):
-            got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
-            raise InputError(f"reward {term.name!r} must return one number a row, shape ({len(seen)},); got {got}")
-        self.counts.rewards += len(seen)
-        weight, r = term.weight(t, self.ladder), r.to(torch.float64)
-        # A constraint that is annealed away does not bind: 0 times minus infinity is 0 here.
-        return (weight * r).where((weight != 0) | r.isfinite(), 0.0)
-
-    def _jacobian_free(
-        self, terms: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
-        """The gradient at the prediction, with the network's Jacobian replaced by its mean."""
-        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        guidance = torch.zeros_like(x)
-        for term in terms:
-            with torch.enable_grad():
-                seen = self._shown(term, x, t, predictions).detach().requires_grad_()
-                r = self._term(term, seen, t)
-                g = torch.autograd.grad(r.sum(), seen)[0]
-            value = value + r.detach()
-            guidance = guidance + (g if term.on == "state" else self.process.pull_back(g, t, self.coefficients))
-        return value, guidance
-
     def _check(
         self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """A NaN is news: counted by level, then raised, or turned into an impossible reward and so rejected."""
+        """Rows that are not finite are counted by level, then raised, or made impossible and so rejected."""
         suspects = [*predictions, *([] if guidance is None else [guidance])]
         bad, value = value.isnan() | (value == torch.inf), value.clamp(min=IMPOSSIBLE)
         for z in suspects:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Coefficients
-from crepe_diffusion.targets import GUIDANCE, Target
+from crepe_diffusion.rewards import GUIDANCE
+from crepe_diffusion.targets import Target
 
 __all__ = ["Proposal"]
 
@@ -23,8 +24,14 @@ class Proposal:
 
     - `k`: `"balanced"` (both directions follow pi_t), `"paper"` (noising is left as trained), or `(k_up, k_down)`;
     - `exponents`: its own exponents, one per model (another guidance strength), default the target's;
-    - `guidance`: overrides what each reward asks for;
-    - `clip`: the largest norm of t times the reward's gradient, per event: what it may weigh against the noise.
+    - `guidance`: the same for all rewards, in place of the `guidance` of each;
+    - `clip`: the largest norm of t times the reward's gradient, per event: the gradient relative to the noise.
+
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> p = GaussianMixture(weights=[1.0], means=[[0.0]], stds=[1.0])
+    >>> numbers = Proposal().coefficients(p ** 2.0)
+    >>> numbers.k_up, numbers.k_down
+    (0.25, 0.75)
     """
 
     k: str | tuple[float, float] = "balanced"

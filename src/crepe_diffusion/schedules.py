@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from numbers import Integral
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["Ladder", "anneal", "interpolate", "ladder"]
+__all__ = ["Annealing", "Ladder", "anneal", "interpolate", "ladder"]
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,32 @@ def _cut(times: Tensor, substeps: int, n_finish: int) -> Ladder:
     return Ladder(times[n_finish:], substeps, tuple(times[:n_finish].flip(0).tolist()))
 
 
+class Annealing(Protocol):
+    """How the weight of a reward grows from the noise end to the data end: any function of a batch of numbers.
+
+    It gets the progress u, 0 at the noise end and 1 at the data end, and returns `gamma(u)`, one number for each. An
+    annealing with an attribute `of_time = True` gets the time t instead (`sigma`, or `1 - survival`): make one from a
+    function by `anneal.of_time`, or set the attribute in a class of your own. `gamma` should be 1 at the data end, and
+    small at the noise end, which is drawn from a law without rewards.
+    """
+
+    def __call__(self, u: Tensor, /) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class _OfTime:
+    function: Callable[[Tensor], Tensor]
+    of_time: ClassVar[bool] = True
+
+    def __call__(self, t: Tensor, /) -> Tensor:
+        return self.function(t)
+
+
 class anneal:
-    """Reward annealing `gamma(u)`, where u runs from 0 at the noise end to 1 at the data end."""
+    """Reward annealing `gamma(u)`, where u runs from 0 at the noise end to 1 at the data end; see `Annealing`."""
 
     @staticmethod
-    def power(exponent: float, floor: float = 1e-10) -> Callable[[Tensor], Tensor]:
+    def power(exponent: float, floor: float = 1e-10) -> Annealing:
         """`(f + (1 - f) u)^exponent` with `f = floor^(1/exponent)`: the paper's 5 (images) and 10 (mazes).
 
         >>> anneal.power(10)(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
@@ -181,11 +203,25 @@ class anneal:
         return lambda u: (start + (1 - start) * u) ** exponent
 
     @staticmethod
-    def linear() -> Callable[[Tensor], Tensor]:
+    def linear() -> Annealing:
         """`gamma = u`."""
         return lambda u: u
 
     @staticmethod
-    def constant() -> Callable[[Tensor], Tensor]:
+    def constant() -> Annealing:
         """`gamma = 1` at every level; the noise end is then only approximately Gaussian."""
         return torch.ones_like
+
+    @staticmethod
+    def of_time(function: Callable[[Tensor], Tensor]) -> Annealing:
+        """Mark a function as one of the time t instead of the progress u. Also a decorator.
+
+        >>> @anneal.of_time
+        ... def fading(t):
+        ...     return 1 / (1 + t**2)
+        >>> fading(torch.tensor([0.0, 1.0])).tolist()
+        [1.0, 0.5]
+        """
+        if not callable(function):
+            raise InputError(f"anneal.of_time marks a function of the time, got {function!r}")
+        return _OfTime(function)

@@ -12,50 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError, check_choice
+from crepe_diffusion.errors import InputError
 from crepe_diffusion.models import Model
-from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.schedules import anneal as annealing
+from crepe_diffusion.rewards import Reward
 
 __all__ = ["Reward", "Target", "guided"]
-
-GUIDANCE = ("none", "gradient", "jacobian-free")
-
-
-@dataclass(frozen=True)
-class Reward:
-    """One term of the log-tilt: `scale * gamma(u) * function(z)`.
-
-    `on` says what the function sees: `"prediction"` (E[x_0 | x_t]; token probabilities for discrete models),
-    `"state"` (x_t itself), or `"mode"` (the most probable tokens). `guidance` says how the proposal uses its
-    gradient.
-    """
-
-    function: Callable[[Tensor], Tensor]
-    anneal: Callable[[Tensor], Tensor] = field(default_factory=lambda: annealing.power(5))
-    guidance: str = "none"
-    on: str = "prediction"
-    scale: float = 1.0
-    name: str = "reward"
-
-    def __post_init__(self) -> None:
-        if not callable(self.function):
-            raise InputError(f"a reward is a function of a batch, got {self.function!r}")
-        if not callable(self.anneal):
-            raise InputError(f"anneal must be a function such as anneal.power(5), got {self.anneal!r}")
-        check_choice("guidance", self.guidance, GUIDANCE)
-        check_choice("on", self.on, ("prediction", "state", "mode"))
-        if not math.isfinite(self.scale):
-            raise InputError(f"the scale of a reward must be finite, got {self.scale!r}")
-
-    def weight(self, t: Tensor, ladder: Ladder) -> Tensor:
-        """`scale * gamma` at each time."""
-        return self.scale * self.anneal(t if getattr(self.anneal, "of_time", False) else ladder.progress(t))
 
 
 @dataclass(frozen=True)

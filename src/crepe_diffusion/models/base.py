@@ -1,4 +1,4 @@
-"""What the core needs of a pretrained model, and the two wrappers that make one out of a function.
+"""What the core needs of a pretrained model, and two wrappers that make a model out of a function.
 
 Gaussian   D(y, sigma)   = E[x_0 | y]                       same shape as y
 discrete   log p(x, t)   = log P(x_0^i = v | x_t = x)       shape of x, then V
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError, check_choice
+from crepe_diffusion.models.conditions import Condition, check_condition, map_leaves, structure
+from crepe_diffusion.models.networks import as_tensor, identity
 from crepe_diffusion.processes import Gaussian, Masked, Process, Uniform
 
 if TYPE_CHECKING:
@@ -23,32 +26,56 @@ __all__ = ["Denoiser", "Model", "TokenModel"]
 
 
 class Model(ABC):
-    """A pretrained diffusion: one factor of a target. Powers and products of models are targets."""
+    """A pretrained diffusion: one factor of a target. Powers and products of models are targets.
+
+    A model of your own has
+
+    - `event_shape`, the shape of one state, without the batch axis;
+    - `dtype`, the dtype of its states, `torch.float32` or `torch.float64` (states of discrete models are integers, and
+      `dtype` is that of the time that the network gets);
+    - `predict(x, t)`: one prediction per row. `x` is (rows, *event_shape), `t` is (rows,) and differs between rows. A
+      Gaussian model returns `E[x_0 | x_t]` in the variance-exploding coordinate (`x_t = x_0 + t * noise`), with the
+      shape, dtype and device of x; a discrete model returns `log P(x_0^i = v | x_t)`, shape (*x.shape, V). A row of the
+      result depends on the same row of x and t, and on nothing else; repeated calls give equal results;
+    - `process()`: the noising process that it was trained on.
+
+    If several models share one network, `network`, `predict_together` and `rows_together` make it one call; a function
+    that gets its condition as an argument needs only `Denoiser` or `TokenModel`.
+
+    >>> class Shrink(Model):                                                     # the denoiser of N(0, 1) data
+    ...     event_shape, dtype = (2,), torch.float64
+    ...     def predict(self, x, t):
+    ...         return x / (1 + t[:, None] ** 2)
+    ...     def process(self):
+    ...         return Gaussian()
+    >>> (Shrink() ** 2.0).exponents
+    (2.0,)
+    """
 
     event_shape: tuple[int, ...]
     dtype: torch.dtype
     network_rows: int = 1
-    """How many rows of its network one event costs."""
+    """How many rows of its network one state costs."""
 
     @abstractmethod
     def predict(self, x: Tensor, t: Tensor) -> Tensor:
-        """The prediction for each row of x at its own time."""
+        """One prediction per row of x, at the time of that row."""
 
     @abstractmethod
     def process(self) -> Process:
-        """The process this model was trained on, with the kernels that suit it best."""
+        """The process that this model was trained on, with the kernels that suit it best."""
 
     @property
     def network(self) -> Hashable:
-        """Models with equal values are evaluated in one batch."""
+        """Models with equal values are evaluated in one call of `predict_together`."""
         return id(self)
 
     def predict_together(self, models: Sequence[Model], x: Tensor, t: Tensor) -> list[Tensor]:
-        """Predictions of several models that share this one's network, in one call where possible."""
+        """One prediction per model, for models whose `network` equals that of this one."""
         return [model.predict(x, t) for model in models]
 
     def rows_together(self, models: Sequence[Model]) -> int:
-        """How many network rows one event costs them all."""
+        """How many network rows one state costs `predict_together`."""
         return sum(model.network_rows for model in models)
 
     def as_target(self) -> Target:
@@ -74,45 +101,73 @@ class _Wrapped(Model):
         self,
         function: Callable[..., Tensor],
         event_shape: Sequence[int],
-        condition: Tensor | None,
+        condition: Condition | None,
+        network: object,
         dtype: torch.dtype,
     ):
         if not callable(function):
             raise InputError(f"a model wraps a function of (x, t), got {function!r}")
+        if condition is not None:
+            check_condition(condition)
+        elif network is not None:
+            raise InputError("network= is for models that differ in their condition: give condition= as well")
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(
+                f"dtype must be torch.float32 or torch.float64, got {dtype!r}; a network of lower precision casts"
+                " inside of the function"
+            )
         self.function = function
-        self.event_shape = tuple(int(n) for n in event_shape)
+        self.event_shape = checked_event(event_shape)
         self.condition = condition
         self.dtype = dtype
+        self._network = function if network is None else network
 
     @property
     def network(self) -> Hashable:
-        return (id(self.function), self.condition is None)
+        return (identity(self._network), structure(self.condition))
 
     def predict(self, x: Tensor, t: Tensor) -> Tensor:
         return self.predict_together([self], x, t)[0]
 
     def predict_together(self, models: Sequence[Model], x: Tensor, t: Tensor) -> list[Tensor]:
-        if self.condition is None:  # equal models, so one call serves them all
-            return [self.function(x, t.to(self._time_dtype(x)))] * len(models)
+        t = t.to(x.dtype if x.dtype.is_floating_point else self.dtype)
+        if self.condition is None:  # the models are equal, so one prediction serves them all
+            return [as_tensor(self.function(x, t), "the function of a model")] * len(models)
         n = len(models)
-        conditions = [m.condition.to(x.device).expand(len(x), *m.condition.shape) for m in models]  # type: ignore[attr-defined]
-        out = self.function(
-            x.repeat(n, *[1] * (x.ndim - 1)), t.to(self._time_dtype(x)).repeat(n), torch.cat(conditions)
+        conditions: list[Condition] = [m.condition for m in models]  # type: ignore[attr-defined]
+        batch = map_leaves(
+            lambda *leaves: torch.cat([c.to(x.device).expand(len(x), *c.shape) for c in leaves]), *conditions
         )
-        return list(out.chunk(n))
+        out = self.function(x.repeat(n, *[1] * (x.ndim - 1)), t.repeat(n), batch)
+        return list(as_tensor(out, "the function of a model").chunk(n))
 
     def rows_together(self, models: Sequence[Model]) -> int:
         return 1 if self.condition is None else len(models)
 
-    def _time_dtype(self, x: Tensor) -> torch.dtype:
-        return x.dtype if x.dtype.is_floating_point else self.dtype
+
+def checked_event(event_shape: object) -> tuple[int, ...]:
+    """The shape of one state as a tuple of positive integers."""
+    if isinstance(event_shape, dict):
+        raise InputError(
+            f"a state is one tensor, got a dictionary with keys {sorted(map(str, event_shape))} as event_shape: join"
+            " its tensors in one, and take them apart inside of the function"
+        )
+    sizes = tuple(event_shape) if isinstance(event_shape, Sequence) and not isinstance(event_shape, str) else ()
+    if not sizes or not all(isinstance(n, Integral) and int(n) > 0 for n in sizes):
+        raise InputError(f"event_shape must be a tuple of positive integers, such as (3, 64, 64), got {event_shape!r}")
+    return tuple(int(n) for n in sizes)
 
 
 class Denoiser(_Wrapped):
     """A Gaussian diffusion given by its denoiser `D(y, sigma)`, or `D(y, sigma, condition)`.
 
-    `condition` is a tensor without a batch axis (a class label, an embedding); models that wrap the same function
-    with different conditions are evaluated in one batch.
+    `condition` is a tensor (a class label, an embedding), or a tuple or dictionary of tensors, without a batch axis.
+    The function gets it with one row per state.
+
+    Models of the same network with different conditions are evaluated in one call. Two functions are the same network
+    if they are the same object, bound methods of the same object, `functools.partial` of the same things, or closures
+    with the same code and contents. For everything else, give both models the same object as `network`: their functions
+    must then compute the same from (y, sigma, condition).
 
     >>> model = Denoiser(lambda y, sigma: y / (1 + sigma[:, None] ** 2), event_shape=(3,))   # N(0, 1) data
     >>> model.predict(torch.ones(1, 3), torch.ones(1)).tolist()
@@ -124,11 +179,12 @@ class Denoiser(_Wrapped):
         function: Callable[..., Tensor],
         event_shape: Sequence[int],
         *,
-        condition: Tensor | None = None,
+        condition: Condition | None = None,
+        network: object = None,
         dtype: torch.dtype = torch.float32,
         process: Process | None = None,
     ):
-        super().__init__(function, event_shape, condition, dtype)
+        super().__init__(function, event_shape, condition, network, dtype)
         self._process = process or Gaussian()
 
     def process(self) -> Process:
@@ -136,13 +192,21 @@ class Denoiser(_Wrapped):
 
 
 def check_prompt(prompt: Tensor | None, event_shape: tuple[int, ...]) -> None:
-    """A prompt says of every position whether it is frozen (a token) or free (-1)."""
+    """A prompt has one number per position: a token where the position is frozen, -1 where it is free."""
     if prompt is not None and tuple(prompt.shape) != event_shape:
         raise InputError(f"a prompt needs the shape of the event {event_shape}, got {tuple(prompt.shape)}")
 
 
 class TokenModel(_Wrapped):
-    """A discrete diffusion given by `log P(x_0^i = v | x_t)`, as `f(tokens, t)` or `f(tokens, t, condition)`."""
+    """A discrete diffusion given by `log P(x_0^i = v | x_t)`, as `f(tokens, t)` or `f(tokens, t, condition)`.
+
+    `kind` is the noising process, `"masked"` or `"uniform"`; `prompt` freezes positions; `condition` and `network` are
+    those of `Denoiser`.
+
+    >>> model = TokenModel(lambda x, t: torch.zeros(*x.shape, 4).log_softmax(-1), event_shape=(2,), vocab_size=4)
+    >>> model.predict(torch.tensor([[4, 4]]), torch.ones(1)).exp()[0, 0].tolist()
+    [0.25, 0.25, 0.25, 0.25]
+    """
 
     def __init__(
         self,
@@ -152,11 +216,12 @@ class TokenModel(_Wrapped):
         kind: str = "masked",
         *,
         prompt: Tensor | None = None,
-        condition: Tensor | None = None,
+        condition: Condition | None = None,
+        network: object = None,
         dtype: torch.dtype = torch.float32,
     ):
         check_choice("kind", kind, ("masked", "uniform"))
-        super().__init__(function, event_shape, condition, dtype)
+        super().__init__(function, event_shape, condition, network, dtype)
         check_prompt(prompt, self.event_shape)
         self._process = Masked(vocab_size, prompt) if kind == "masked" else Uniform(vocab_size, prompt)
 

@@ -1,0 +1,183 @@
+"""Rewards: annealed along the ladder, and with the gradient that the proposal follows.
+
+r_t(x) = sum_i scale_i gamma_i(t) r_i(z_i),        z = E[x_0 | x_t = x], or x itself, or the most probable tokens
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError, check_choice
+from crepe_diffusion.processes import Coefficients, Process
+from crepe_diffusion.schedules import Annealing, Ladder, anneal
+
+__all__ = ["GUIDANCE", "Reward", "RewardSum"]
+
+GUIDANCE = ("none", "gradient", "jacobian-free")
+# Operations whose derivative is zero wherever it exists.
+FLAT = ("Round", "Floor", "Ceil", "Trunc", "Sign")
+
+
+@dataclass(frozen=True)
+class Reward:
+    """One term of the log-tilt: `scale * gamma * function(z)`.
+
+    - `function`: from a batch z to one number per row, larger is better;
+    - `anneal`: `gamma`, a function of the progress u along the ladder (0 at the noise end, 1 at the data end), or of
+      the time t if it is marked by `anneal.of_time` (see `Annealing`);
+    - `on`: the input z of the function: `"prediction"` (E[x_0 | x_t]; token probabilities for discrete models),
+      `"state"` (x_t itself), or `"mode"` (the most probable tokens);
+    - `guidance`: how the proposal uses the gradient: `"none"`, `"gradient"` (through the network) or `"jacobian-free"`
+      (the gradient at the prediction times the mean Jacobian of the network).
+
+    >>> ladder = Ladder(torch.tensor([0.1, 1.0, 10.0]))
+    >>> fading = Reward(lambda x: x[:, 0], anneal=anneal.of_time(lambda t: 1 / (1 + t)), scale=2.0)
+    >>> [round(w, 2) for w in fading.weight(ladder.times, ladder).tolist()]
+    [1.82, 1.0, 0.18]
+    """
+
+    function: Callable[[Tensor], Tensor]
+    anneal: Annealing = field(default_factory=lambda: anneal.power(5))
+    guidance: str = "none"
+    on: str = "prediction"
+    scale: float = 1.0
+    name: str = "reward"
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise InputError(f"a reward is a function of a batch, got {self.function!r}")
+        if not callable(self.anneal):
+            raise InputError(f"anneal must be a function such as anneal.power(5), got {self.anneal!r}")
+        check_choice("guidance", self.guidance, GUIDANCE)
+        check_choice("on", self.on, ("prediction", "state", "mode"))
+        if not math.isfinite(self.scale):
+            raise InputError(f"the scale of a reward must be finite, got {self.scale!r}")
+
+    def weight(self, t: Tensor, ladder: Ladder) -> Tensor:
+        """`scale * gamma` at each time."""
+        return self.scale * self._gamma(t, ladder)
+
+    def _gamma(self, t: Tensor, ladder: Ladder) -> Tensor:
+        return self.anneal(t if getattr(self.anneal, "of_time", False) else ladder.progress(t))
+
+    def check_weight(self, ladder: Ladder) -> None:
+        """Refuse an annealing that does not give one finite number per time of this ladder."""
+        gamma = self._gamma(ladder.times, ladder)
+        if not isinstance(gamma, Tensor) or gamma.shape not in ((), ladder.times.shape):
+            got = f"shape {tuple(gamma.shape)}" if isinstance(gamma, Tensor) else repr(gamma)
+            raise InputError(f"reward {self.name!r}: anneal must return a tensor with one number per time, got {got}")
+        if not gamma.isfinite().all():
+            first = float(ladder.times[~gamma.expand(ladder.times.shape).isfinite()][0])
+            raise InputError(f"reward {self.name!r}: anneal must be finite on the ladder, but is not at t = {first:g}")
+
+
+class RewardSum:
+    """All rewards of a target, sorted by how the proposal uses their gradients: `gradient`, `free`, `blind`."""
+
+    def __init__(
+        self,
+        rewards: Sequence[Reward],
+        guidance: str | None,
+        ladder: Ladder,
+        process: Process,
+        coefficients: Coefficients,
+    ):
+        self.ladder, self.process, self.coefficients = ladder, process, coefficients
+        self.differentiable: set[str] = set()
+        styles: dict[str, list[Reward]] = {style: [] for style in GUIDANCE}
+        for reward in rewards:
+            style = guidance or reward.guidance
+            if process.is_discrete and style != "none":
+                raise InputError(f"reward {reward.name!r}: guidance {style!r} needs a Gaussian diffusion")
+            if not process.is_discrete and reward.on == "mode":
+                raise InputError(f"reward {reward.name!r}: on='mode' is for discrete models")
+            reward.check_weight(ladder)
+            styles[style].append(reward)
+        self.blind, self.gradient, self.free = (styles[style] for style in GUIDANCE)
+        self.through_networks = any(r.on == "prediction" for r in self.gradient)
+        """Whether the networks must be differentiated."""
+
+    def value(self, rewards: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
+        """`sum_i scale_i gamma_i r_i` of some of the rewards, in float64."""
+        total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        for reward in rewards:
+            total = total + self._annealed(reward, self._shown(reward, x, t, predictions), t)
+        return total
+
+    def value_and_gradient(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Of the rewards with `guidance="gradient"`, in x, through the networks that made the predictions from x."""
+        if self.through_networks and not all(p.requires_grad for p in predictions):
+            j = [p.requires_grad for p in predictions].index(False)
+            raise InputError(
+                f'guidance="gradient" differentiates the models, but the prediction of model {j} has no gradient (is'
+                ' there torch.no_grad, .detach or numpy inside?); use guidance="jacobian-free" or "none"'
+            )
+        with torch.enable_grad():
+            r = self.value(self.gradient, x, t, predictions)
+            gradient = torch.autograd.grad(r.sum(), x)[0]
+        return r.detach(), gradient
+
+    def jacobian_free(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Of the rewards with `guidance="jacobian-free"`: the networks' Jacobian is replaced by its mean."""
+        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        guidance = torch.zeros_like(x)
+        for reward in self.free:
+            with torch.enable_grad():
+                shown = self._shown(reward, x, t, predictions).detach().requires_grad_()
+                r = self._annealed(reward, shown, t)
+                g = torch.autograd.grad(r.sum(), shown)[0]
+            value = value + r.detach()
+            guidance = guidance + (g if reward.on == "state" else self.process.pull_back(g, t, self.coefficients))
+        return value, guidance
+
+    def _shown(self, reward: Reward, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
+        if reward.on == "state":
+            return x
+        expected = self.process.expectation(x, t, predictions, self.coefficients)
+        return expected.argmax(-1) if reward.on == "mode" else expected
+
+    def _annealed(self, reward: Reward, shown: Tensor, t: Tensor) -> Tensor:
+        try:
+            r = reward.function(shown)
+        except RuntimeError as error:
+            if shown.requires_grad and "requires grad" in str(error):  # torch's words for numpy() of such a tensor
+                raise _not_differentiable(reward) from error
+            raise
+        if not isinstance(r, Tensor) or r.shape != (len(shown),):
+            got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
+            raise InputError(f"reward {reward.name!r} must return one number per row, shape ({len(shown)},); got {got}")
+        if shown.requires_grad and reward.name not in self.differentiable:
+            if not _depends(r, shown):
+                raise _not_differentiable(reward)
+            self.differentiable.add(reward.name)
+        weight, r = reward.weight(t, self.ladder), r.to(torch.float64)
+        # A constraint that is annealed away does not bind: 0 times minus infinity is 0 here.
+        return (weight * r).where((weight != 0) | r.isfinite(), 0.0)
+
+
+def _depends(value: Tensor, source: Tensor) -> bool:
+    """Whether a gradient can flow from a value to its source on some way without a flat operation."""
+    end = torch.autograd.graph.get_gradient_edge(source).node
+    ways, seen = [value.grad_fn], set()
+    while ways:
+        node = ways.pop()
+        if node is None or node in seen:
+            continue
+        if node is end:
+            return True
+        seen.add(node)
+        if not node.name().startswith(FLAT):
+            ways.extend(following for following, _ in node.next_functions)
+    return False
+
+
+def _not_differentiable(reward: Reward) -> InputError:
+    return InputError(
+        f"reward {reward.name!r} cannot be differentiated (is there numpy, .detach or round inside?):"
+        ' use guidance="none", which needs no gradient'
+    )
