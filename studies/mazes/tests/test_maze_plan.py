@@ -16,7 +16,7 @@ from studies.mazes.evaluate import ends, judge, passes
 from studies.mazes.model import load_maze_model, shipped
 from studies.mazes.refinement import Refinement, refine
 from studies.mazes.stitch import PAPER, Style, plan_target, segments_for, way_point_term
-from studies.mazes.study import CRITERIA, Job, run_job
+from studies.mazes.study import CRITERIA, Job, run_all, run_job
 from studies.shared.results import Results
 
 MAZE, MODEL = load_maze_model("medium")
@@ -104,6 +104,7 @@ def test_a_job_of_the_study_is_run_once(tmp_path: Path, method: str):
     record = run_job(job, results)
     before = results.path(job.result).stat().st_mtime_ns
     assert run_job(job, results) == json.loads(json.dumps(record))
+    assert list(run_all([job], results, n_workers=1)) == [job.result]
     assert results.path(job.result).stat().st_mtime_ns == before
     assert 0.5 * job.rows < record["rows"][-1] < 1.5 * job.rows  # the budget is kept within an iteration
 

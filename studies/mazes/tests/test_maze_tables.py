@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
 
@@ -14,6 +15,7 @@ import torch
 from studies.mazes import __main__ as command
 from studies.mazes import tables
 from studies.mazes.maze import Maze
+from studies.mazes.model import load_maze_model
 from studies.mazes.study import METHODS, ablation, comparison
 from studies.shared.pages import BLOCK
 from studies.shared.results import Results
@@ -128,6 +130,36 @@ def test_quality_has_one_column_per_maze():
         {"settings": {"maze": m}, "found": {k: v / d for k, v in found.items()}} for m, d in (("a", 1), ("b", 2))
     ]
     assert cells(tables.quality_table(records)) == [["out of walls", "1", "0.5"], ["TV of cells", "0.188", "0.0938"]]
+
+
+def test_the_table_of_weights_is_the_one_on_the_page(tmp_path: Path):
+    """Network, settings and loss come from the shipped files, the time from the logs of both trainings."""
+    for name, minutes in (("giant", 56), ("medium", 12)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").write_text(f'{{"seconds": {20 * minutes}}}\n{{"seconds": {40 * minutes}}}\n')
+    shown = {match["name"]: match["body"] for match in BLOCK.finditer(command.PAGE.read_text())}
+    assert tables.weights_table(tmp_path) + "\n" == shown["weights"]
+
+
+def test_the_model_is_compared_with_held_out_episodes(tmp_path: Path):
+    """Episodes that stand still in one free cell: no step of the model is as short as theirs."""
+    maze, _ = load_maze_model("medium")
+    still = maze.xy(maze.tasks[0][0]).expand(20, 201, 2).numpy()
+    Results(tmp_path / "data").save("medium", asdict(maze), train=still, validation=still)
+    options = ["--out", str(tmp_path / "out"), "--data", str(tmp_path / "data"), "--samples", "40", "--quiet"]
+    command.main(["quality", *options])
+    results = Results(tmp_path / "out")
+    found, arrays = results["quality-medium"]["found"], results.arrays("quality-medium")
+    assert found["out of walls, data"] == 1.0
+    assert [found[f"TV of {key}, data"] for key in ("cells", "step lengths", "displacement")] == [0, 0, 0]
+    assert found["TV of step lengths"] > 0.9
+    inside = [not maze.in_wall(torch.from_numpy(x)).any() for x in arrays["model"]]
+    assert found["out of walls"] == pytest.approx(mean(inside))
+    page = tmp_path / "page.md"
+    page.write_text(command.PAGE.read_text())
+    command.main(["page", "--page", str(page), "--out", str(tmp_path / "out"), "--data", str(tmp_path / "none")])
+    assert f"| out of walls | {found['out of walls']:.3g} |\n" in page.read_text()
+    assert (tmp_path / "figures" / "medium-data.png").exists()
 
 
 def test_the_names_of_the_comparison_are_those_of_the_page():
