@@ -145,7 +145,7 @@ def _crepe(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verd
     )
     rows, flags, plans = [], [], []
     adaptations = [100, 200] if job.adapt else []
-    while chain.evaluate.counts.rows < job.rows * job.n_chains:
+    while not rows or chain.evaluate.counts.rows < job.rows * job.n_chains:
         chain.step()
         x = chain.output()
         v = verdict(x)

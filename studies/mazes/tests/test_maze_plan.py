@@ -113,6 +113,7 @@ def test_a_job_of_the_study_is_run_once(tmp_path: Path, method: str):
         for k, name in enumerate(CRITERIA):
             assert [flags[k][0] for flags in record["flags"][9::10]] == getattr(verdict, name).tolist()
         assert len(record["flags"]) == len(record["rows"]) >= 20
+    assert len(run_job(replace(job, name="one", rows=200), results)["rows"]) == 1  # less than one iteration needs
     with pytest.raises(cd.InputError, match=r"measured with the settings .*'rows': 8000.*remove it or choose another"):
         run_job(replace(job, rows=9_000), results)
 
