@@ -143,7 +143,8 @@ def _crepe(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verd
         explorer=explorers[job.explorer],
         nonfinite="reject",
     )
-    rows, flags, plans = [], [], []
+    rows: list[float] = []
+    flags, plans = [], []
     adaptations = [100, 200] if job.adapt else []
     while not rows or chain.evaluate.counts.rows < job.rows * job.n_chains:
         chain.step()
