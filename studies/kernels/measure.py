@@ -1,34 +1,29 @@
-"""Kernels, proposals and samplers compared on problems with known truth; writes docs/kernels.md.
+"""Measure kernels, proposals and samplers on problems with known truth.
 
-    python -m studies.kernels [--quick] [--seed 0] [--out docs/kernels.md] [--from-json]
+    error    =  distance of the draws at level 0 from the exact law, less what Monte Carlo noise alone would show
+    cost     =  network rows, as the samplers count them, set-up and burn-in included
 
-Every number and every sentence with a number in that page comes from the JSON file beside it, which this command
-writes first. Costs are network rows as the samplers count them, set-up included.
+Four parts per problem: kernels at equal rows, the order of the error in the number of steps, the chain with exact
+log-densities, and samplers at equal rows.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from crepe_diffusion.kernels import Bounce, Explorer, Langevin
+import crepe_diffusion as cd
+from crepe_diffusion.kernels import Explorer
 from crepe_diffusion.models import GaussianMixture
 from crepe_diffusion.processes import EulerMaruyama, Gaussian, Process
-from crepe_diffusion.proposals import Proposal
-from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers import SMC, Plain, ReplicaExchange
-from studies.kernels.page import Record, figure, page
 from studies.kernels.problems import SETTINGS, TASKS, Problem
+from studies.kernels.tables import Record
 
-__all__ = ["main"]
+__all__ = ["QUICK", "Effort", "measure"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +90,7 @@ def run_chain(
     n_groups: int,
     seed: int,
     process: Process | None = None,
-    proposal: Proposal | None = None,
+    proposal: cd.Proposal | None = None,
     explorer: Explorer | None = None,
     burn_in: float = 0.25,
 ) -> Run:
@@ -103,7 +98,7 @@ def run_chain(
 
     Groups share one batch and one measurement of the Fisher variance, which is charged to each of them.
     """
-    chain = ReplicaExchange(
+    chain = cd.ReplicaExchange(
         problem.target, problem.ladder(n_levels, substeps), n_chains=n_chains * n_groups, seed=seed,
         process=process, proposal=proposal, explorer=explorer,
     )  # fmt: skip
@@ -152,13 +147,13 @@ def compare_kernels(problem: Problem, effort: Effort, seed: int) -> Iterator[Rec
             runs = [
                 run_chain(
                     problem, effort.n_levels, 1, rows=rows, n_chains=effort.kernel_chains, n_groups=effort.n_groups,
-                    seed=seed + i, process=process, proposal=Proposal(k),
+                    seed=seed + i, process=process, proposal=cd.Proposal(k),
                 )
                 for i in range(effort.n_seeds)
             ]  # fmt: skip
             draws = torch.cat([r.draws for r in _equal_length(runs)], 1)
             tv, floor = problem.total_variation(problem.per_chain(problem.cell_weights, draws))
-            energy = problem.energy_distance(draws, Stream(seed).at("energy")) if len(problem.setting.rest) else None
+            energy = problem.energy_distance(draws, cd.Stream(seed).at("energy")) if len(problem.setting.rest) else None
             errors = [problem.mode_error(x.flatten(0, 1)) for r in runs for x in r.replicates]
             effective = mode_ess(problem, draws)
             scale = problem.standardised(draws.flatten(0, 1)).var(0)[problem.setting.n_core :]
@@ -197,7 +192,7 @@ def measure_order(problem: Problem, effort: Effort, seed: int) -> Iterator[Recor
         for metric, series in points.items():
             part = _variation if metric == "total variation" else _energy
             series.append(
-                {"steps": steps, "levels": n_levels, **part(problem, run.draws, Stream(seed).at("energy", steps))}
+                {"steps": steps, "levels": n_levels, **part(problem, run.draws, cd.Stream(seed).at("energy", steps))}
             )
     for metric, series in points.items():
         usable = [p for p in series if p["error"] > 2 * p["noise"]]
@@ -207,14 +202,14 @@ def measure_order(problem: Problem, effort: Effort, seed: int) -> Iterator[Recor
         }  # fmt: skip
 
 
-def _energy(problem: Problem, draws: Tensor, stream: Stream) -> Record:
+def _energy(problem: Problem, draws: Tensor, stream: cd.Stream) -> Record:
     """The square root of the energy distance, and its noise."""
     squared, error = problem.energy_distance(draws, stream)
     value = math.sqrt(max(squared, 0.0))
     return {"error": value, "noise": math.sqrt(error) if squared < error else error / (2 * value), "raw": squared}
 
 
-def _variation(problem: Problem, draws: Tensor, stream: Stream) -> Record:
+def _variation(problem: Problem, draws: Tensor, stream: cd.Stream) -> Record:
     """Total variation without its Monte Carlo part, and the noise of what is left by a jackknife over chains."""
     shares = problem.per_chain(problem.cell_weights, draws)
     raw, floor = problem.total_variation(shares)
@@ -243,7 +238,7 @@ def check_oracle(problem: Problem, effort: Effort, seed: int) -> Record:
     """The chain with exact log-densities in place of L_j against the truth, in standard errors over chains."""
     problem = Problem(problem.setting, problem.task)
     log_probs = tuple(m.log_prob for m in problem.target.models if isinstance(m, GaussianMixture))
-    chain = ReplicaExchange(
+    chain = cd.ReplicaExchange(
         problem.target, problem.ladder(13, 2), n_chains=64, seed=seed, process=Gaussian(log_probs=log_probs)
     )
     out = chain.sample(effort.oracle_iterations, burn_in=effort.oracle_iterations // 3)
@@ -265,8 +260,8 @@ def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Re
     rows, groups, n_levels = effort.versus_rows * n_models, effort.versus_groups, effort.n_levels
     explorers: list[tuple[str, Explorer | None]] = [
         ("CREPE", None),
-        ("CREPE, Bounce", Bounce()),
-        ("CREPE, Langevin", Langevin()),
+        ("CREPE, Bounce", cd.Bounce()),
+        ("CREPE, Langevin", cd.Langevin()),
     ]
     for name, explorer in explorers:
         errors, costs = [], []
@@ -287,7 +282,7 @@ def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Re
         yield _versus(problem, f"SMC, {weights}" + (", batches of 64" if small else ""), errors, costs)
     errors, costs = [], []
     for i in range(effort.n_seeds * groups):
-        sampler = Plain(problem.target, problem.ladder(n_levels), seed=seed + i)
+        sampler = cd.Plain(problem.target, problem.ladder(n_levels), seed=seed + i)
         fit = sampler.evaluate.counts.rows
         x = sampler.sample(max(1, int((rows - fit) / ((n_levels - 1) * n_models))))
         errors.append(problem.mode_error(x))
@@ -308,7 +303,7 @@ def run_smc(
     fit = 0 if process else (256 * n_levels + 2) * n_models
     n = int((rows - fit) / per_particle)
     n_batches, n = (n // batch, batch) if batch else (1, n)
-    smc = SMC(
+    smc = cd.SMC(
         problem.target, problem.ladder(n_levels), n_particles=n, n_batches=n_batches * n_groups, weights=weights,
         seed=seed, process=process,
     )  # fmt: skip
@@ -326,50 +321,15 @@ def _versus(problem: Problem, sampler: str, errors: list[float], costs: list[flo
     }  # fmt: skip
 
 
-def measure(effort: Effort, seed: int, advance: Callable[[str, Record], None]) -> Record:
-    """All parts on all problems."""
+def measure(effort: Effort, seed: int, done: Callable[[str], None] = lambda name: None) -> Record:
+    """All parts on all problems; `done` is called with the name of each problem after it was measured."""
     results: Record = {"effort": asdict(effort), "seed": seed, "kernels": [], "orders": [], "oracle": [], "versus": []}
     for setting in SETTINGS:
         for task in TASKS:
             problem = Problem(setting, task, torch.float32)
-            advance(problem.name, results)
             results["kernels"] += compare_kernels(problem, effort, seed)
             results["orders"] += measure_order(problem, effort, seed)
             results["oracle"].append(check_oracle(problem, effort, seed))
             results["versus"] += compare_samplers(problem, effort, seed)
+            done(problem.name)
     return results
-
-
-def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m studies.kernels", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--quick", action="store_true", help="a minute or two, to see that it runs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("docs/kernels.md"))
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--from-json", action="store_true", help="write the page anew from the numbers beside it")
-    options = parser.parse_args(arguments)
-    store = options.out.with_suffix(".json")
-    command = "python -m studies.kernels" + (" --quick" if options.quick else "")
-    if options.from_json:
-        results = json.loads(store.read_text())
-    else:
-        from rich.progress import Progress
-
-        torch.set_num_threads(1)  # batches this small gain nothing from a second thread
-        with Progress(disable=options.quiet) as bars:
-            bar = bars.add_task("problems", total=len(SETTINGS) * len(TASKS) + 1)
-
-            def advance(name: str, _: Record) -> None:
-                bars.update(bar, advance=1, description=name)
-
-            results = measure(QUICK if options.quick else Effort(), options.seed, advance)
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps(results))
-    figure(results, options.out.parent / "figures" / "kernels-order.png")
-    options.out.write_text(page(results, command))
-    print(f"Wrote {options.out}, {store} and {options.out.parent / 'figures' / 'kernels-order.png'}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()
