@@ -53,7 +53,7 @@ test: $(READY) ## run the fast tests
 test-slow: $(READY) ## run the heavier checks
 	$(BIN)/python -m pytest -n 2 -m slow
 
-kill-test: $(READY) ## kill runs a hundred times, and in every write; damage, watch and weigh them
+kill-test: $(READY) ## kill runs a hundred times, and in every write; damage and watch them
 	$(BIN)/python -m pytest tests/test_run_kill.py -m "slow or not slow" -s
 
 lint: $(READY) ## check style, formatting and the direction of imports
@@ -67,7 +67,7 @@ types: $(READY) ## check types
 bench: $(READY) ## time the samplers, and what a run in a folder costs besides
 	$(RUN).bench
 
-tables: $(READY) ## compare the kernels with one another
+tables: $(READY) ## compare kernels, proposals and samplers (25 minutes)
 	$(RUN).kernels
 
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -17,7 +17,6 @@ from crepe_diffusion.errors import InputError
 from crepe_diffusion.run import DamagedError, Run
 from crepe_diffusion.run.folder import problems, read_run
 from run_worker import SERVER, assert_same_run
-from studies.bench import bench
 
 torch.set_num_threads(1)
 
@@ -234,10 +233,3 @@ def test_memory_is_flat(tmp_path: Path) -> None:
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads the size of a process from /proc")
 def test_memory_is_flat_over_ten_thousand_iterations(tmp_path: Path) -> None:
     assert growth(tmp_path, [1000, 10_000]) < 0.01
-
-
-@pytest.mark.slow
-def test_the_store_costs_little(tmp_path: Path) -> None:
-    cost = bench.store_cost(tmp_path / "run")
-    print(cost)
-    assert cost.share < 0.02

@@ -1,44 +1,39 @@
 """Where the time of replica exchange goes: the network, random numbers, and everything else.
 
     share outside the network  =  1 - time inside the network / time of an iteration
+    share of the store         =  1 - time inside the sampler / time of a run in a folder
 
-Both times come from the same iterations, so the ratio hardly depends on the machine or on who else is using it. The
-networks have random weights: they cost what trained ones cost. A backward pass counts as time inside the network; a
-reward and its own gradient do not. Every iteration must cost exactly `(M + 1) K` network evaluations a chain.
-
-    share of the store  =  1 - time inside the sampler / time of a run in a folder
-
-    python -m studies.bench
-    python -m studies.bench --only store
+Both times of a share come from the same iterations. The networks have random weights: they cost what trained ones
+cost. A backward pass counts as time inside the network; a reward and its own gradient do not. Every iteration must cost
+exactly `(M + 1) K` network evaluations per chain.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import platform
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import crepe_diffusion as cd
 from crepe_diffusion.processes import FisherTable
+from crepe_diffusion.report import write_report
+from studies.bench.timing import Watch, fastest, rows_cost, watching
 
-__all__ = ["Case", "Network", "StoreCost", "Timing", "cases", "measure", "store_cost"]
+__all__ = ["Case", "Network", "StoreCost", "Timing", "cases", "iteration_table", "measure", "store_cost", "store_table"]
+
+Cells = tuple[list[str], list[list[str]]]
 
 DATA_SCALE = 0.5  # EDM's sigma_data
 
 
 class Network(nn.Module):
-    """A perceptron in EDM's preconditioning, which counts the seconds spent in it, forwards and backwards."""
+    """A perceptron in EDM's preconditioning, whose watch adds up the seconds of its evaluations and gradients."""
 
     def __init__(self, event_shape: tuple[int, ...], width: int, depth: int, n_features: int = 32):
         super().__init__()
@@ -47,11 +42,14 @@ class Network(nn.Module):
         sizes = [n + 2 * n_features, *[width] * depth]
         hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.SiLU())]
         self.layers = nn.Sequential(*hidden, nn.Linear(width, n))
-        self.seconds, self._started = 0.0, 0.0
+        self.watch, self._started = Watch(), 0.0
         self.requires_grad_(False)
 
     def forward(self, y: Tensor, sigma: Tensor) -> Tensor:
-        start = time.perf_counter()
+        with self.watch.running():
+            return self._denoised(y, sigma)
+
+    def _denoised(self, y: Tensor, sigma: Tensor) -> Tensor:
         s = sigma[:, None]
         norm = (s * s + DATA_SCALE**2).sqrt()
         angles = s.log() / 4 * self.frequencies
@@ -61,14 +59,13 @@ class Network(nn.Module):
         if denoised.requires_grad:
             denoised.register_hook(self._enter)
             y.register_hook(self._leave)
-        self.seconds += time.perf_counter() - start
         return denoised
 
     def _enter(self, gradient: Tensor) -> None:
         self._started = time.perf_counter()
 
     def _leave(self, gradient: Tensor) -> None:
-        self.seconds += time.perf_counter() - self._started
+        self.watch.seconds += time.perf_counter() - self._started
 
 
 @dataclass(frozen=True)
@@ -145,48 +142,22 @@ def build(case: Case) -> tuple[cd.ReplicaExchange, Network]:
 
 
 def measure(case: Case, n_warm_up: int = 2, progress: Callable[[], None] = lambda: None) -> Timing:
-    """Times iterations after a warm-up, and checks that each costs `(M + 1) K` rows a chain and segment.
-
-    The faster half of the iterations is kept: what slows the others down is somebody else's program.
-    """
+    """Time iterations after a warm-up, and check that each costs `(M + 1) K` rows per chain and segment."""
     chain, network = build(case)
     rows = case.n_levels * case.substeps * case.n_chains * case.n_segments
     times = []
     for _ in range(n_warm_up + case.n_iterations):
-        network.seconds, before = 0.0, chain.evaluate.counts.rows
-        with stopwatch() as random:
-            start = time.perf_counter()
+        network.watch, whole = Watch(), Watch()
+        with (
+            rows_cost(chain.evaluate.counts, rows, case.name),
+            watching((cd.Stream, "normal"), (cd.Stream, "uniform")) as random,
+            whole.running(),
+        ):
             chain.step()
-            times.append((time.perf_counter() - start, network.seconds, random[0]))
-        if chain.evaluate.counts.rows - before != rows:
-            raise AssertionError(
-                f"{case.name}: {chain.evaluate.counts.rows - before} rows where (M + 1) K makes {rows}"
-            )
+        times.append((whole.seconds, network.watch.seconds, random.seconds))
         progress()
-    fast = sorted(times[n_warm_up:])[: max(1, case.n_iterations // 2)]
-    seconds, inside, drawing = (sum(column) / len(fast) for column in zip(*fast, strict=True))
+    seconds, inside, drawing = fastest(times[n_warm_up:])
     return Timing(case, seconds, inside, drawing, rows)
-
-
-@contextmanager
-def stopwatch() -> Iterator[list[float]]:
-    """Adds up the seconds spent on drawing random numbers."""
-    total, kept = [0.0], (cd.Stream.normal, cd.Stream.uniform)
-
-    def timed(draw: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def call(*args: Any, **options: Any) -> Tensor:
-            start = time.perf_counter()
-            out = draw(*args, **options)
-            total[0] += time.perf_counter() - start
-            return out
-
-        return call
-
-    cd.Stream.normal, cd.Stream.uniform = map(timed, kept)  # type: ignore[method-assign]
-    try:
-        yield total
-    finally:
-        cd.Stream.normal, cd.Stream.uniform = kept  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -213,145 +184,32 @@ class StoreCost:
 
 def store_cost(folder: Path, seconds: float = 60.0) -> StoreCost:
     """What a run costs besides its sampling, with the default cadences and a network about as small as they get."""
-    from crepe_diffusion.report.report import write_report
-
     torch.manual_seed(0)
     target = cd.models.Denoiser(Network((16,), width=256, depth=2), (16,)) ** 1.5
     ladder = cd.ladder.karras(21, 0.02, 20.0, substeps=2)
-    sampling = n_flushes = 0.0
-
-    def timed(function: Callable[[], Any]) -> Callable[[], Any]:
-        def call() -> Any:
-            nonlocal sampling
-            began = time.perf_counter()
-            out = function()
-            sampling += time.perf_counter() - began
-            return out
-
-        return call
-
+    whole, report = Watch(), Watch()
     with cd.Run(folder, target, ladder, n_chains=4, explorer=cd.Bounce()) as run:
-        chain, store = run.chain, run.store
-        flush = store.flush
-
-        def counted(**options: bool) -> None:
-            nonlocal n_flushes
-            n_flushes += 1
-            flush(**options)
-
-        chain.step, chain.output = timed(chain.step), timed(chain.output)  # type: ignore[method-assign]
-        store.flush = counted  # type: ignore[method-assign]
-        began = time.perf_counter()
-        run.run(seconds=seconds)
-        total = time.perf_counter() - began
-    began = time.perf_counter()
-    write_report(cd.read_run(folder), folder)
-    return StoreCost(total, sampling, time.perf_counter() - began, chain.iteration, int(n_flushes))
+        chain, flush = run.chain, (run.store, "flush")
+        with watching((chain, "step"), (chain, "output")) as sampling, watching(flush) as flushes, whole.running():
+            run.run(seconds=seconds)
+    with report.running():
+        write_report(cd.read_run(folder), folder)
+    return StoreCost(whole.seconds, sampling.seconds, report.seconds, chain.iteration, flushes.calls)
 
 
-def cells(timings: Sequence[Timing]) -> list[list[str]]:
-    """The table of iterations as text: a header, and a line for each case."""
-    lines = [["network, guidance", "rows", "rows/s", "ms", "outside", "random", "rest"]]
+def iteration_table(timings: Sequence[Timing]) -> Cells:
+    """Header and lines, as text: one line per case."""
+    lines = []
     for t in timings:
         random = t.random / t.seconds
         shares = [f"{share:.1%}" for share in (t.outside, random, t.outside - random)]
-        cost = [f"{t.rows:,}", f"{t.rows_per_second:,.0f}", f"{1e3 * t.seconds:.1f}"]
-        lines.append([t.case.name, *cost, *shares])
-    return lines
+        lines.append([t.case.name, f"{t.rows:,}", f"{t.rows_per_second:,.0f}", f"{1e3 * t.seconds:.1f}", *shares])
+    return ["network, guidance", "rows", "rows/s", "ms", "outside", "random", "rest"], lines
 
 
-def store_cells(cost: StoreCost) -> list[list[str]]:
-    """The same for the store."""
+def store_table(cost: StoreCost) -> Cells:
+    """The same for a run in its folder."""
     ms = 1e3 * cost.sampling / cost.n_iterations
-    return [
-        ["run", "iterations", "ms", "flushes", "store", "report"],
-        [
-            f"{cost.seconds:.0f} s",
-            f"{cost.n_iterations:,}",
-            f"{ms:.1f}",
-            f"{cost.n_flushes}",
-            f"{cost.share:.2%}",
-            f"{cost.report:.1f} s",
-        ],
-    ]
-
-
-TITLES = {"iterations": "One iteration", "store": "A run in its folder"}
-NOTES = {
-    "iterations": """An iteration's time outside the network is what random numbers, kernels, ratios, swaps and the
-reward take. `5x512`: a perceptron of 5 layers of 512 on 601 levels x 20 segments of 64 x 2 numbers, K = 1, one chain.
-`2x64`: 2 layers of 64 on 16 numbers, 51 levels x 4 sub-steps x 4 chains; so small a network takes less time than the
-calls around it. Each iteration cost exactly `(M + 1) K` network evaluations a chain and segment. With gradient
-guidance, the backward pass counts as time inside the network.""",
-    "store": """Everything but the sampler's own work counts as the store's: draws and trace, flushes, checkpoints (the
-last one too), stop rules, looking for requests. The run is as small as runs get, so others spend a smaller share: 2
-layers of 256 on 16 numbers, 21 levels x 2 sub-steps x 4 chains, a bounce, every draw kept, default cadences. The report
-is written once, at the end; its time includes reading the run and loading the plotting library.""",
-}
-
-
-def write_docs(tables: Mapping[str, list[list[str]]], path: Path) -> None:
-    """Write these sections of the page; those that were not measured stay as they are, with their own command."""
-    kept = path.read_text().split("\n## ")[1:] if path.exists() else []
-    sections = {text.partition("\n")[0]: text.partition("\n")[2].strip() for text in kept}
-    command = "python -m studies.bench"
-    for name, (header, *lines) in tables.items():
-        rows = ["| " + " | ".join(line) + " |" for line in [header, ["---", *["---:"] * (len(header) - 1)], *lines]]
-        made = f"`{command} --only {name} --write-docs`, seed 0, {_machine()}."
-        sections[TITLES[name]] = "\n\n".join([made, "\n".join(rows), NOTES[name]])
-    page = ["# Where the time goes", f"<!-- Written by `{command} --write-docs`; do not edit. -->"]
-    page += [f"## {title}\n\n{sections[title]}" for title in TITLES.values() if title in sections]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n\n".join(page) + "\n")
-
-
-def _machine() -> str:
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads on {platform.machine()}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m studies.bench", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--only", choices=list(TITLES), help="one part of it")
-    parser.add_argument("--quick", action="store_true", help="short ladders and a short run, to see that it works")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
-    parser.add_argument("--write-docs", action="store_true", help="also write docs/bench.md")
-    options = parser.parse_args(arguments)
-    if options.quick and options.write_docs:
-        parser.error("--quick is no measurement: docs/bench.md is not written from it")
-
-    from rich import box
-    from rich.console import Console
-    from rich.progress import Progress
-    from rich.table import Table
-
-    console, n_warm_up = Console(), 2
-    tables: dict[str, list[list[str]]] = {}
-    with Progress(console=console, disable=options.quiet) as bars:
-        if options.only != "store":
-            timings = []
-            for case in cases(options.quick):
-                task = bars.add_task(f"{case.name:22}", total=case.n_iterations + n_warm_up)
-                timings.append(measure(case, n_warm_up, lambda task=task: bars.advance(task)))  # type: ignore[misc]
-            tables["iterations"] = cells(timings)
-        if options.only != "iterations":
-            bars.add_task(f"{TITLES['store']:22}", total=None)
-            with tempfile.TemporaryDirectory() as folder:
-                tables["store"] = store_cells(store_cost(Path(folder) / "run", 2.0 if options.quick else 60.0))
-    for name, (header, *lines) in tables.items():
-        title = f"{TITLES[name]}; {_machine()}"
-        table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for i, label in enumerate(header):
-            table.add_column(label, justify="left" if i == 0 else "right", no_wrap=True)
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
-        if not options.quick:
-            console.print(NOTES[name].replace("\n", " "), highlight=False)
-    if options.write_docs:
-        write_docs(tables, Path("docs/bench.md"))
-        console.print("Wrote docs/bench.md")
-
-
-if __name__ == "__main__":
-    main()
+    line = [f"{cost.seconds:.0f} s", f"{cost.n_iterations:,}", f"{ms:.1f}", f"{cost.n_flushes}"]
+    line += [f"{cost.share:.2%}", f"{cost.report:.1f} s"]
+    return ["run", "iterations", "ms", "flushes", "store", "report"], [line]

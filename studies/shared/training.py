@@ -1,7 +1,9 @@
 """Train a denoiser: EDM's loss, Adam, an average of the weights, and checkpoints to continue from.
 
-Every step draws from a generator seeded by its own number, so a training that was ended and resumed is the same
-training.
+    loss  =  E[ weight(sigma) mean_i (D(x + sigma noise, sigma) - x)_i^2 ],    log sigma ~ N(noise_mean, noise_std^2)
+
+Every step draws from a generator that is seeded by the number of the step, so a training that was stopped and resumed
+gives the same weights as one that was not.
 """
 
 from __future__ import annotations
@@ -19,16 +21,23 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from crepe_diffusion.errors import InputError
-from crepe_diffusion.models.edm import EDM
-from crepe_diffusion.run.files import publish
+import crepe_diffusion as cd
+from crepe_diffusion.models import EDM
+from crepe_diffusion.run import publish
 
 __all__ = ["Settings", "load_weights", "loss", "save_weights", "train"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train: noise is `exp(N(noise_mean, noise_std^2))`; the rate warms up, then falls as a cosine."""
+    """How to train: noise is `exp(N(noise_mean, noise_std^2))`; the rate warms up, then falls as a cosine.
+
+    `average` is the share of the averaged weights that a step keeps, `clip` the largest norm of a gradient.
+
+    >>> settings = Settings(n_steps=1000, rate=1e-3, warm_up=100)
+    >>> [round(1e3 * settings.rate_at(step), 2) for step in (0, 99, 500, 1000)]
+    [0.01, 0.98, 0.5, 0.0]
+    """
 
     n_steps: int
     batch: int = 1024
@@ -41,12 +50,13 @@ class Settings:
     seed: int = 0
 
     def rate_at(self, step: int) -> float:
+        """The learning rate of this step, the first of which is 0."""
         through = min(1.0, step / self.n_steps)
         return self.rate * min(1.0, (step + 1) / self.warm_up) * 0.5 * (1 + math.cos(math.pi * through))
 
 
 def loss(model: EDM, x: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
-    """The weighted squared error of one noisy batch."""
+    """The weighted squared error of one batch x (rows, *event), at one noise level per row."""
     sigma = (settings.noise_mean + settings.noise_std * torch.randn(len(x), generator=generator)).exp()
     noise = torch.randn(x.shape, generator=generator)
     y = x + noise * sigma.reshape(-1, *[1] * (x.ndim - 1))
@@ -62,10 +72,22 @@ def train(
     validate: Callable[[EDM], float] | None = None,
     every: int = 500,
 ) -> Iterator[dict[str, float]]:
-    """Train in place; yields a line of the log every so many steps, after its checkpoint is written.
+    """Train in place; yields a line of the log after every `every` steps, once their checkpoint is written.
 
-    `batches(n, generator)` draws n samples. Continues from the checkpoint in `folder` if there is one; at the end
-    (and at every yield) `folder/average.safetensors` holds the averaged weights.
+    `batches(n, generator)` draws n samples. Continues from the checkpoint in `folder` if there is one. At every yield
+    `folder/average.safetensors` holds the averaged weights; at the end the model has them.
+
+    >>> import tempfile
+    >>> class Line(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Linear(1, 1)
+    ...     def forward(self, y, c_noise):
+    ...         return self.layer(y)
+    >>> model, settings = EDM(Line(), sigma_data=1.0), Settings(n_steps=20, batch=16)
+    >>> draw = lambda n, generator: torch.randn(n, 1, generator=generator)
+    >>> [line["step"] for line in train(model, draw, settings, Path(tempfile.mkdtemp()), every=10)]
+    [10, 20]
     """
     average = copy.deepcopy(model).eval().requires_grad_(False)
     optimiser = torch.optim.Adam(model.parameters(), lr=settings.rate, betas=(0.9, 0.99))
@@ -119,7 +141,7 @@ def _restore(path: Path, model: EDM, average: EDM, optimiser: torch.optim.Adam, 
     before = json.loads(metadata["settings"])
     if before != asdict(settings):
         changed = {k: (v, asdict(settings)[k]) for k, v in before.items() if v != asdict(settings)[k]}
-        raise InputError(f"{path} was written with other settings {changed}; choose another folder to begin anew")
+        raise cd.InputError(f"{path} was written with other settings {changed}; choose another folder to start again")
     tensors = load_file(path)
     for prefix, module in (("model", model), ("average", average)):
         module.load_state_dict(
@@ -136,15 +158,15 @@ def _restore(path: Path, model: EDM, average: EDM, optimiser: torch.optim.Adam, 
 
 
 def save_weights(path: Path, model: EDM, about: dict[str, str], others: dict[str, Tensor] | None = None) -> None:
-    """Weights with what one needs to know to use them, and other tensors beside them."""
+    """Write the model's weights with `about`, the facts needed to use them, and other tensors beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     publish(path, save({k: v.contiguous() for k, v in {**model.state_dict(), **(others or {})}.items()}, about))
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What `save_weights` wrote."""
+    """The tensors and the facts that `save_weights` wrote."""
     if not path.exists():
-        raise InputError(f"no weights at {path}")
+        raise cd.InputError(f"no weights at {path}; save_weights writes such a file")
     with safe_open(path, "pt") as file:
         about = file.metadata() or {}
     return load_file(path), about

@@ -5,13 +5,19 @@ The seed is fixed. For exact samplers the largest of four z-scores would exceed 
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
-from studies.bench import bench
 from studies.minibatch import study as minibatch
+from studies.minibatch.__main__ import HERE, write
+from studies.minibatch.tables import cells
+from studies.shared.pages import BLOCK
+from studies.shared.results import Results
 
 N_SAMPLES = 12_000
 
@@ -75,25 +81,24 @@ def test_truth_agrees_with_the_closed_form() -> None:
     torch.testing.assert_close(truth.density, expected, rtol=1e-6, atol=1e-9)
 
 
-def test_page_and_figure_are_written(study: minibatch.Study, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    minibatch.write_docs(study, tmp_path, "a command")
-    page = (tmp_path / "minibatch.md").read_text()
-    assert "| CREPE | " in page
-    assert f"seed {study.seed}" in page
-    assert (tmp_path / "figures" / "minibatch.png").stat().st_size > 10_000
+def test_the_shipped_results_make_the_shipped_tables(tmp_path: Path) -> None:
+    shipped = (HERE / "README.md").read_text()
+    page = tmp_path / "README.md"
+    page.write_text(BLOCK.sub(r"<!-- table: \g<name> -->\n<!-- end -->", shipped))
+    record = Results(HERE)["results"]
+    write(record, tmp_path)
+    assert page.read_text() == shipped
+    assert (tmp_path / "minibatch.png").stat().st_size > 10_000
+    record["methods"][1]["modes"][0]["value"] += 0.001
+    write(record, tmp_path)
+    assert page.read_text() != shipped
 
 
-def test_bench_counts_rows_and_time() -> None:
-    for case in bench.cases(quick=True):
-        timing = bench.measure(case, n_warm_up=1)
-        assert 0 < timing.network < timing.seconds
-        assert 0 < timing.random < timing.seconds - timing.network
-
-
-def test_bench_writes_the_part_that_was_measured_and_keeps_the_other(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "bench.md"
-    store = [["run", "store"], ["60 s", "1.00%"]]
-    bench.write_docs({"iterations": [["network"], ["first"]], "store": store}, path)
-    both = path.read_text()
-    bench.write_docs({"iterations": [["network"], ["second"]]}, path)
-    assert path.read_text() == both.replace("| first |", "| second |")
+def test_a_record_has_every_number_of_a_study(study: minibatch.Study, tmp_path: Path) -> None:
+    Results(tmp_path).save("results", study.record())
+    record = Results(tmp_path)["results"]
+    _, lines = cells(record, study.truth)["weights"]
+    assert [line[0] for line in lines[1:]] == [m["name"] for m in record["methods"]]
+    assert record["methods"][-1]["tv_bins"] == asdict(study.pooled[-1].tv_bins)
+    for m in record["methods"]:
+        assert sum(m["bins"]) == pytest.approx(1)
