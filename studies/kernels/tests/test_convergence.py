@@ -1,7 +1,8 @@
 """The discretisation error falls with the number of levels, at first order.
 
 The error is the total variation from the exact law over 30 cells, less what Monte Carlo noise alone would show. Over
-four seeds the order of the six tasks lay between 0.60 and 1.40; the bounds leave some room, and seeds are fixed.
+four seeds the order of the six tasks lay between 0.60 and 1.40; the bounds leave some room, and seeds are fixed. Fast
+tests take a power and the task that has everything else (reward, guidance, product); slow ones the other tasks.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def converges(problem: Problem, process: Process | None = None) -> bool:
     return ORDER[0] < order < ORDER[1] and fine < SMALL
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "task",
+    [TASKS[0], TASKS[5], *(pytest.param(t, marks=pytest.mark.slow) for t in TASKS[1:5])],
+    ids=lambda t: t.__name__,
+)
 def test_error_falls_at_first_order(task: Task) -> None:
     assert converges(Problem(SETTINGS[0], task, torch.float32))
 
@@ -56,7 +61,7 @@ class DoubleVariance(Gaussian):
         return 2 * super()._variances(s, t, n_models)
 
 
-@pytest.mark.parametrize("task", TASKS[1:3], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("task", [TASKS[1], pytest.param(TASKS[2], marks=pytest.mark.slow)], ids=lambda t: t.__name__)
 def test_a_wrong_variance_does_not_converge(task: Task) -> None:
     assert not converges(Problem(SETTINGS[0], task, torch.float32), DoubleVariance())
 
