@@ -107,6 +107,7 @@ def later(log_prob: LogProb) -> LogProb:
             for i, broken in [(0, later), (2, flatter), (4, flatter), (4, later)]
         ),
     ],
+    ids=lambda v: v.name if isinstance(v, Setting) else v.__name__,
 )
 def test_a_wrong_density_is_noticed(setting: Setting, broken: Callable[[LogProb], LogProb]) -> None:
     problem = Problem(setting, TASKS[0])
