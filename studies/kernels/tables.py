@@ -133,7 +133,7 @@ def checks(results: Record) -> str:
         ["quantity", "measured"],
         [
             ["series of errors that resolve an order", f"{len(orders)} of {len(results['orders'])}"],
-            ["their order", f"{sum(orders) / len(orders):.2f} on average, {min(orders):.2f} to {max(orders):.2f}"],
+            ["their order", mean_and_range(orders) if orders else "not resolved"],
             [
                 "exact log-densities: mode weights beyond 2 standard errors",
                 f"{sum(v > 2 for v in z)} of {len(z)} (chance: {0.046 * len(z):.0f}), the largest {max(z):.1f}",
@@ -145,6 +145,10 @@ def checks(results: Record) -> str:
             ),
         ],
     )
+
+
+def mean_and_range(values: list[float]) -> str:
+    return f"{sum(values) / len(values):.2f} on average, {min(values):.2f} to {max(values):.2f}"
 
 
 def rms(values: list[float]) -> float:
