@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m studies
 
 .DEFAULT_GOAL := help
-.PHONY: help demo plan mazes molecules walker-0 walker-1 test test-slow kill-test lint types bench tables docs wheel format clean
+.PHONY: help demo plan mazes molecules walker-0 walker-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,7 +45,7 @@ walker-0 walker-1: walker-%: $(READY)
 	$(RUN).molecules md --walker $*
 
 # Two workers with as many threads each as there are cores would only wait for one another.
-test test-slow kill-test: export OMP_NUM_THREADS := 1
+test test-slow kill-test mutants: export OMP_NUM_THREADS := 1
 
 test: $(READY) ## run the fast tests
 	$(BIN)/python -m pytest -n 2
@@ -55,6 +55,9 @@ test-slow: $(READY) ## run the heavier checks
 
 kill-test: $(READY) ## kill runs a hundred times, and in every write; damage and watch them
 	$(BIN)/python -m pytest tests/test_run_kill.py -m "slow or not slow" -s
+
+mutants: $(READY) ## plant 150 small faults and count those that a test notices; goes on where it was stopped
+	$(BIN)/python tools/mutants.py
 
 lint: $(READY) ## check style, formatting and the direction of imports
 	$(BIN)/ruff check .

@@ -1,0 +1,69 @@
+"""The mutation tool itself: what it changes, what it leaves alone, and that the same seed draws the same."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+PATH = Path(__file__).parents[1] / "tools" / "mutants.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = importlib.util.spec_from_file_location("mutants", PATH)
+    sys.modules["mutants"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["mutants"]
+
+
+SOURCE = b'''"""A text with 1 + 1."""
+__all__ = ["f"]
+
+
+def f(a: "1 + 1", b: int = 3) -> "2 * 2":
+    """Another: 0 < 1."""
+    assert a < b
+    if a > 5:
+        raise ValueError(f"{a + 1} is more than {5}")
+    a = a * b
+    return -g(a, b).clamp(min=0.5)
+'''
+
+EXPECTED = {
+    ("constant", 5, "4"), ("comparison", 8, "((a) >= (5))"), ("comparison", 8, "((a) <= (5))"), ("constant", 8, "6"),
+    ("dropped", 10, "pass"), ("operator", 10, "((a) / (b))"), ("sign", 11, "(g(a, b).clamp(min=0.5))"),
+    ("arguments", 11, "b, a"), ("constant", 11, "1.0"), ("sibling", 11, "max=0.5"),
+}  # fmt: skip
+
+
+def test_every_change_is_made_once_and_texts_errors_and_annotations_are_left_alone(tool):
+    found = tool.Mutator("f.py", SOURCE).all()
+    assert {(m.kind, m.line, m.new) for m in found} == EXPECTED
+    assert len(found) == len(EXPECTED)
+    for mutant in found:
+        assert ast.dump(ast.parse(mutant.apply(SOURCE))) != ast.dump(ast.parse(SOURCE))
+        assert len(mutant.diff(SOURCE).splitlines()) == 2
+
+
+def test_mutants_of_the_package_are_many_and_always_the_same(tool):
+    root = PATH.parents[1]
+    every = list(tool.mutants(root))
+    assert every == list(tool.mutants(root))
+    assert len({tool.key_of(m) for m in every}) == len(every) > 1000
+    assert {m.file for m in every} == set(tool.files(root))
+
+
+def test_a_mutant_that_tests_notice_is_killed_and_one_that_they_do_not_survives(tool, tmp_path):
+    (tmp_path / "test_it.py").write_text("def test_it():\n    assert 1 + 1 == 2\n")
+    assert not tool.run_tests(tmp_path, ["test_it.py"], 60).killed
+    (tmp_path / "test_it.py").write_text("def test_it():\n    assert 1 - 1 == 2\n")
+    outcome = tool.run_tests(tmp_path, ["test_it.py"], 60)
+    assert outcome.killed
+    assert outcome.failed == "test_it.py::test_it"
+    (tmp_path / "test_it.py").write_text("def test_it():\n    while True:\n        pass\n")
+    assert tool.run_tests(tmp_path, ["test_it.py"], 3).code is None
