@@ -22,16 +22,16 @@ import hashlib
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from queue import Queue
 from threading import Lock
@@ -229,17 +229,23 @@ def files(root: Path) -> dict[str, tuple[str, ...]]:
     return out
 
 
-def mutants(root: Path) -> Iterator[Mutant]:
-    """Every mutant that compiles and differs from the source."""
-    for file in files(root):
-        source = (root / PACKAGE / file).read_bytes()
-        tree = ast.dump(ast.parse(source))
-        for mutant in Mutator(file, source).all():
-            try:
-                if ast.dump(ast.parse(mutant.apply(source))) != tree:
-                    yield mutant
-            except SyntaxError:
-                continue
+def mutants(root: Path) -> list[Mutant]:
+    """Every mutant of every file, in order."""
+    return [m for file in files(root) for m in Mutator(file, (root / PACKAGE / file).read_bytes()).all()]
+
+
+def draw(root: Path, every: list[Mutant], n: int, seed: int) -> list[Mutant]:
+    """The first n of a random order that compile and differ from the source."""
+
+    def differs(mutant: Mutant) -> bool:
+        source = (root / PACKAGE / mutant.file).read_bytes()
+        try:
+            return ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
+        except SyntaxError:
+            return False
+
+    shuffled = random.Random(seed).sample(every, len(every))
+    return list(islice(filter(differs, shuffled), n))
 
 
 # -- running tests --------------------------------------------------------------------------------------------
@@ -266,7 +272,11 @@ def run_tests(root: Path, paths: list[str], limit: float) -> Outcome:
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",  # or a mutant of equal length, written in the same second, would not be seen
     }
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]
+    limited = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, ({int(limit) + 1},) * 2);"
+        " import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", limited, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]
     with tempfile.TemporaryFile("w+") as output:
         before = time.monotonic()
         process = subprocess.Popen(
@@ -276,7 +286,6 @@ def run_tests(root: Path, paths: list[str], limit: float) -> Outcome:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 1)),
         )
         seconds, code = 0.0, None
         while time.monotonic() - before < 8 * limit:
@@ -405,7 +414,7 @@ def main() -> None:
     options = parser.parse_args()
 
     every = [m for m in mutants(ROOT) if options.file in m.file]
-    drawn = random.Random(options.seed).sample(every, min(options.n, len(every)))
+    drawn = draw(ROOT, every, options.n, options.seed)
     print(f"{len(drawn)} of {len(every)} mutants in {len(files(ROOT))} files")
     if options.list:
         for mutant in drawn:

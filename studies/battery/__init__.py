@@ -1,0 +1,1 @@
+"""Problems with known truth, to measure cost and calibration on."""
