@@ -11,6 +11,7 @@ import torch
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.processes import Gaussian
+from crepe_diffusion.samplers.replica_exchange import equal_rejection
 
 BETA = 2.0
 MIXTURE = cd.models.GaussianMixture([0.45, 0.55], [[-2.0], [1.5]], [0.3, 0.8])
@@ -61,11 +62,11 @@ def recorded(*rejections):
 def test_levels_cut_the_cumulative_rejection_evenly():
     """Rejections 0.1, 0.4, 0.2: cuts at 0.2333 and 0.4667 of 0.7 lie at indices 4/3 and 23/12."""
     ladder = cd.ladder.of([1.0, 2.0, 4.0, 8.0])
-    moved = cd.equal_rejection(ladder, recorded(0.1, 0.4, 0.2))
+    moved = equal_rejection(ladder, recorded(0.1, 0.4, 0.2))
     assert moved.times.tolist() == pytest.approx([1.0, 2 + 2 / 3, 2 + 2 * 11 / 12, 8.0])
-    fewer = cd.equal_rejection(ladder, recorded(0.1, 0.4, 0.2), n_levels=3)
+    fewer = equal_rejection(ladder, recorded(0.1, 0.4, 0.2), n_levels=3)
     assert fewer.times.tolist() == pytest.approx([1.0, 2 + 2 * 0.25 / 0.4, 8.0])
-    more = cd.equal_rejection(ladder, recorded(0.1, 0.4, 0.2), n_levels=8)
+    more = equal_rejection(ladder, recorded(0.1, 0.4, 0.2), n_levels=8)
     assert more.n_levels == 8
     assert (more.times.diff() > 0).all()
 
@@ -73,13 +74,13 @@ def test_levels_cut_the_cumulative_rejection_evenly():
 @pytest.mark.parametrize("r", [0.0, 0.3, 1.0])
 def test_a_ladder_that_is_even_already_stays(r):
     ladder = cd.ladder.karras(5, 0.1, 10.0, substeps=3)
-    moved = cd.equal_rejection(ladder, recorded(r, r, r, r))
+    moved = equal_rejection(ladder, recorded(r, r, r, r))
     torch.testing.assert_close(moved.times, ladder.times, rtol=1e-12, atol=0)
 
 
 def test_a_ladder_cannot_be_adapted_to_nothing():
     with pytest.raises(cd.InputError, match="no acceptance has been recorded"):
-        cd.equal_rejection(cd.ladder.karras(3), recorded(0.1, math.nan))
+        equal_rejection(cd.ladder.karras(3), recorded(0.1, math.nan))
 
 
 def test_annealing_stays_a_function_of_time():
@@ -107,9 +108,9 @@ def test_a_chain_is_right_before_and_after_it_was_adapted():
     def check(x, value):
         assert_mean((x[..., 0] < -0.8).to(torch.float64).mean(0), value)
 
-    before = run.sample(40, burn_in=60).x
+    before = run.sample(40, burn_in=60).chains
     run.adapt()
-    after = run.sample(40, burn_in=20).x
+    after = run.sample(40, burn_in=20).chains
     for x in (before, after):
         check(x, truth)
         refuted(check, x, 0.45)  # the weight in p itself
@@ -123,7 +124,7 @@ def test_suggested_levels_are_twice_the_barrier_plus_one_and_reach_it():
     barrier = run.diagnostics.barrier().value
     n = run.diagnostics.suggested_levels()
     assert n == math.ceil(2 * barrier) + 1
-    small = chain(cd.equal_rejection(run.ladder, run.diagnostics, n_levels=n), n_chains=60)
+    small = chain(equal_rejection(run.ladder, run.diagnostics, n_levels=n), n_chains=60)
     small.sample(40, burn_in=20)
     rejection = 1 - small.diagnostics.acceptance()
     assert 0.35 < float(rejection.mean()) < 0.65

@@ -183,17 +183,25 @@ def test_rewards_and_gradients_are_counted_where_they_are_used(guidance):
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize(
-    ("weights", "reward"), [("rne", False), ("rne", True), ("fkc", False), ("fkc", True), ("twisted", True)]
+    ("weight", "reward"),
+    [
+        (cd.PathWork(), False),
+        (cd.PathWork(), True),
+        (cd.FeynmanKac(), False),
+        (cd.FeynmanKac(), True),
+        (cd.Twisted(), True),
+    ],
+    ids=str,
 )
-def test_smc_costs_a_row_a_step_and_particle(weights, reward, k):
+def test_smc_costs_a_row_a_step_and_particle(weight, reward, k):
     network = Network()
-    target = network.model() if weights == "twisted" else network.model() ** 1.5
+    target = network.model() if isinstance(weight, cd.Twisted) else network.model() ** 1.5
     if reward:
         target = target.tilt(lambda x: x[:, 0], guidance="gradient")
-    smc = cd.SMC(target, ladder(k), n_particles=5, n_batches=2, weights=weights)
+    smc = cd.SMC(target, ladder(k), n_particles=5, n_batches=2, weight=weight)
     assert network.rows == 0
     particles = smc.sample()
-    per_particle = 2 * M * k + 1 if weights == "fkc" and reward else M * k + 1
+    per_particle = 2 * M * k + 1 if isinstance(weight, cd.FeynmanKac) and reward else M * k + 1
     assert (network.rows, network.calls) == (10 * per_particle, per_particle)
     assert particles.evaluations.rows == network.rows
 

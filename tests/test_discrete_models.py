@@ -413,7 +413,7 @@ def test_prompt_positions_never_change(kind, explorer):
             assert (chain.state.x[:, 1] == 2).all()
         assert chain.state.x[:, 0].unique().numel() > 1
         particles = cd.SMC(table(JOINT, kind, prompt) ** 1.4, levels, n_particles=16).sample()
-        assert (particles.flat()[:, 1] == 2).all()
+        assert (particles.x[:, 1] == 2).all()
 
     check(torch.tensor([-1, 2, -1]))
     refuted(check, None)

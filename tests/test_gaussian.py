@@ -17,6 +17,7 @@ from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Coefficients, EulerMaruyama, Evaluation, FisherTable, Gaussian
 from crepe_diffusion.processes.gaussian import score_of
 from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.setup import fit_information, information_from_data
 
 STREAM = Stream(11)
 PLAIN = Coefficients(target=(1.0,), proposal=(1.0,), k_up=0.0, k_down=1.0)
@@ -517,7 +518,7 @@ def test_the_table_from_data_agrees_with_closed_forms(kind, scales, basis):
     data = Data(rho, axes, (3,), Gaussian(variance=kind, basis=basis))
     data.mean = mean
     x = data.outside(mean + rho * STREAM.at("data").normal((n, len(axes))))
-    found = cd.samplers.setup.information_from_data(data.model, x, TIMES, data.process, STREAM.at("noise"))
+    found = information_from_data(data.model, x, TIMES, data.process, STREAM.at("noise"))
 
     def check(rho):
         exact = TIMES[:, None] ** 2 / (TIMES[:, None] ** 2 + f64(rho) ** 2)
@@ -540,7 +541,7 @@ def test_the_fitted_table_agrees_with_closed_forms(kind, scales, basis):
     model = cd.models.GaussianMixture([1.0], (mean @ axes)[None], covariances=cov[None])
     ladder = cd.ladder.geometric(20, 0.02, 100.0)
     process = Gaussian(variance=kind, basis=basis)
-    fitted = cd.fit_information(model.as_target(), ladder, process, n, STREAM.at("fit"))
+    fitted = fit_information(model.as_target(), ladder, process, n, STREAM.at("fit"))
 
     def check(rho):
         t2 = ladder.times[:, None] ** 2

@@ -44,6 +44,10 @@ def chain(target, levels=L, **options):
     return cd.ReplicaExchange(target, levels, **options)
 
 
+def other_snapshot():
+    return cd.Plain(model(process=Gaussian(variance=1.0)), L, n_chains=3).snapshot()
+
+
 def tilted(function, **options):
     return model().tilt(function, **options)
 
@@ -161,25 +165,46 @@ CASES = {
     ),
     "draws that are none": (
         lambda: chain(model(process=Gaussian(variance=1.0))).sample(0),
-        "n must be an integer of at least 1, got 0",
+        "n must be a positive integer, got 0",
     ),
     "thinning by nothing": (
         lambda: chain(model(process=Gaussian(variance=1.0))).sample(1, thin=0),
-        "thin must be an integer of at least 1, got 0",
+        "thin must be a positive integer, got 0",
     ),
     "adapting before running": (
         lambda: chain(model(process=Gaussian(variance=1.0))).adapt(),
         "no acceptance has been recorded",
     ),
-    "weights by no known name": (lambda: cd.SMC(model(), L, weights="rn"), "'rne', .* got 'rn'"),
-    "resampling by no known name": (lambda: cd.SMC(model(), L, resampling="all"), "'multinomial', .* got 'all'"),
+    "a weight by name": (lambda: cd.SMC(model(), L, weight="rne"), r"cd\.PathWork\(\), .* got 'rne'"),
+    "a resampling rule by name": (
+        lambda: cd.SMC(model(), L, resampling="systematic"),
+        r"cd\.Systematic\(\), .* got 'systematic'",
+    ),
+    "a weight that is a class": (lambda: cd.SMC(model(), L, weight=cd.PathWork), "an object such as .* got <class"),
+    "a resampling rule that is a class": (
+        lambda: cd.SMC(model(), L, resampling=cd.Systematic),
+        "an object such as .* got <class",
+    ),
+    "a share above one": (lambda: cd.Partial(1.2), "share must be between 0 and 1, got 1.2"),
+    "a mean of a scalar of the wrong shape": (
+        lambda: chain(model(process=Gaussian(variance=1.0))).sample(2).mean(lambda x: x),
+        r"one number per draw, shape \(2,\); got shape \(2, 2\)",
+    ),
+    "a snapshot of other events": (
+        lambda: cd.Plain(model(process=Gaussian(variance=1.0)), L, n_chains=2, start=other_snapshot()),
+        r"the snapshot holds draws \(3, 2\), not \(2, 2\)",
+    ),
+    "an output before the first step": (
+        lambda: cd.Plain(model(process=Gaussian(variance=1.0)), L).output(),
+        "call step\\(\\) first",
+    ),
     "no particles": (lambda: cd.SMC(model(), L, n_particles=0), "n_particles must be a positive integer, got 0"),
     "a threshold above one": (
         lambda: cd.SMC(model(), L, ess_threshold=1.5),
         "ess_threshold must be between 0 and 1, got 1.5",
     ),
     "discrete weights for a Gaussian": (
-        lambda: cd.SMC(model(process=Gaussian(variance=1.0)), L, weights="discrete-cfg"),
+        lambda: cd.SMC(model(process=Gaussian(variance=1.0)), L, weight=cd.DiscreteGuidance()),
         "needs discrete models",
     ),
     "a prompt of another length": (
@@ -190,17 +215,19 @@ CASES = {
         lambda: cd.SMC(
             model(process=Gaussian(variance=1.0)).tilt(linear, guidance="gradient"),
             L,
-            weights="fkc",
+            weight=cd.FeynmanKac(),
             proposal=cd.Proposal(clip=1.0),
         ),
         'guidance="gradient" and no clip',
     ),
     "correctors with half a gradient": (
-        lambda: cd.SMC(model(process=Gaussian(variance=1.0)).tilt(linear, guidance="jacobian-free"), L, weights="fkc"),
+        lambda: cd.SMC(
+            model(process=Gaussian(variance=1.0)).tilt(linear, guidance="jacobian-free"), L, weight=cd.FeynmanKac()
+        ),
         'guidance="gradient" and no clip',
     ),
     "correctors without gradients": (
-        lambda: cd.SMC(model(process=Gaussian(variance=1.0)).tilt(linear), L, weights="fkc"),
+        lambda: cd.SMC(model(process=Gaussian(variance=1.0)).tilt(linear), L, weight=cd.FeynmanKac()),
         'guidance="gradient"',
     ),
     # processes and analytic models

@@ -151,7 +151,7 @@ def smc_log_z() -> None:
     process = dataclasses.replace(top)
     object.__setattr__(process, "noise", noise.__get__(process))
     out = cd.SMC(model**beta, levels, n_particles=8, n_batches=512, process=process, ess_threshold=1.0, seed=3).sample()
-    z_hat = (out.log_z - (log_z(t0) - log_z(t1))).exp()
+    z_hat = (out.batch_log_z - (log_z(t0) - log_z(t1))).exp()
     assert abs(z_hat.mean() - 1) < 4 * z_hat.std() / len(z_hat) ** 0.5
 
 

@@ -167,11 +167,11 @@ def tilted():
 
 def chain_samples(target, **options):
     chain = cd.ReplicaExchange(target, LEVELS, seed=4, explorer=cd.Bounce(), fit_samples=16, **options)
-    return chain.sample(4).x
+    return chain.sample(4).chains
 
 
 def smc_samples(target, **options):
-    return cd.SMC(target, LEVELS, seed=4, n_particles=5, n_batches=3, fit_samples=32, **options).sample().flat()
+    return cd.SMC(target, LEVELS, seed=4, n_particles=5, n_batches=3, fit_samples=32, **options).sample().x
 
 
 @pytest.mark.parametrize("sampler", [chain_samples, smc_samples])

@@ -68,7 +68,7 @@ def traced(target, levels, n: int, n_chains: int = 3, scalars=None, name: str = 
 
     def spy():
         infos.append(step())
-        rows.append(infos[-1].counts.rows)
+        rows.append(infos[-1].rows)
         return infos[-1]
 
     chain.step = spy

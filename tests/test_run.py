@@ -82,7 +82,7 @@ def test_a_run_equals_the_sampler_that_it_wraps(tmp_path: Path) -> None:
         assert run.chain.stream == chain.stream
     data = read_run(tmp_path / "run")
     assert data.burn_in == 2
-    assert np.array_equal(data.x[2:], wanted.x.numpy())
+    assert np.array_equal(data.x[2:], wanted.chains.numpy())
     assert np.array_equal(data.iteration[2:], wanted.iteration.numpy())
     assert np.array_equal(data.born[2:], wanted.born.numpy())
     assert torch.equal(data.diagnostics.acceptance(), wanted.diagnostics.acceptance())
@@ -561,6 +561,6 @@ def test_data_of_a_chain_in_memory() -> None:
     chain = cd.ReplicaExchange(mixture(), cd.ladder.karras(4, 0.05, 20.0), n_chains=2, fit_samples=16)
     samples = chain.sample(12, burn_in=3)
     data = RunData.of(samples, chain, {"x": lambda x: x[:, 0]}, name="memory")
-    assert np.array_equal(data.scalars["x"], samples.x[..., 0].numpy())
+    assert np.array_equal(data.scalars["x"], samples.chains[..., 0].numpy())
     assert data.diagnostics.n_iterations == 12
     assert data.n_chains == 2

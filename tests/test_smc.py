@@ -16,9 +16,9 @@ import crepe_diffusion as cd
 from checks import P_VALUE, assert_mean, f64, refuted
 from crepe_diffusion.processes import FisherTable, Gaussian
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers.smc import RESAMPLING, partial, resample
 
 STREAM = Stream(3)
+RULES = [cd.Multinomial(), cd.Systematic(), cd.Stratified(), cd.Residual(), cd.Partial()]
 COARSE = cd.ladder.karras(5, 0.3, 12.0, rho=3, substeps=2)
 FINE = cd.ladder.karras(101, 0.3, 12.0, rho=3)
 ONE_STEP = cd.ladder.of([0.4, 2.0])
@@ -55,9 +55,9 @@ def law_at(t, c=C, mu=MU, rho=RHO, slope=0.0):
 
 def check_unbiased(particles, log_z, mean, z=5.0):
     """Both sides of `E[Z_hat f_hat] = Z E[f]` for f = 1 and f = x."""
-    z_hat = (particles.log_z - log_z).exp()
+    z_hat = (particles.batch_log_z - log_z).exp()
     assert_mean(z_hat, 1.0, z)
-    weighted = (particles.log_weights.exp() * particles.x[..., 0]).sum(1)
+    weighted = (particles.log_weights.exp() * particles.by_batch(particles.x[:, 0])).sum(1)
     assert_mean(z_hat * (weighted - mean), 0.0, z)
 
 
@@ -65,7 +65,7 @@ def check_unbiased(particles, log_z, mean, z=5.0):
 
 
 @pytest.mark.parametrize("k", ["balanced", "paper", (0.1, 0.7)], ids=str)
-@pytest.mark.parametrize("resampling", RESAMPLING)
+@pytest.mark.parametrize("resampling", RULES, ids=str)
 def test_log_z_and_means_are_unbiased_for_every_resampling_and_proposal(resampling, k):
     """Tilted on the state, and not annealed away: the noise end is then not the noise law, and weights say so."""
     target = product().tilt(lambda x: B * x[:, 0], on="state", anneal=cd.anneal.power(2, floor=0.1))
@@ -92,13 +92,13 @@ def test_log_z_and_means_are_unbiased_for_every_resampling_and_proposal(resampli
     refuted(check_unbiased, particles, log_z - forgotten, mean)
 
 
-@pytest.mark.parametrize("weights", ["rne", "twisted", "fk-steering"])
-def test_tilting_on_the_prediction_gives_the_expected_exponential_reward(weights):
+@pytest.mark.parametrize("weight", [cd.PathWork(), cd.Twisted(), cd.Steering()], ids=str)
+def test_tilting_on_the_prediction_gives_the_expected_exponential_reward(weight):
     """log E_p[exp(b D(x))] with D linear for Gaussian data, on four steps."""
     p, ladder = gaussians()[1], COARSE
     target = p.tilt(lambda x: B * x[:, 0], guidance="gradient", anneal=cd.anneal.linear())
     process = exact_process(ladder, MU[1:], RHO[1:])
-    particles = cd.SMC(target, ladder, n_particles=6, n_batches=3000, weights=weights, process=process).sample()
+    particles = cd.SMC(target, ladder, n_particles=6, n_batches=3000, weight=weight, process=process).sample()
     t_0, share = 0.3, RHO[1] ** 2 / (RHO[1] ** 2 + 0.3**2)
     log_z = B * MU[1] + 0.5 * B**2 * share * RHO[1] ** 2
     mean = law_at(t_0, (1.0,), MU[1:], RHO[1:], slope=B * share)[1]
@@ -106,13 +106,13 @@ def test_tilting_on_the_prediction_gives_the_expected_exponential_reward(weights
     refuted(check_unbiased, particles, log_z + 0.05, mean)
 
 
-@pytest.mark.parametrize("weights", ["fkc", "fkc-noise"])
-def test_feynman_kac_correctors_are_unbiased_for_small_steps_only(weights):
+@pytest.mark.parametrize("weight", [cd.FeynmanKac(), cd.FeynmanKac(cooled=True)], ids=str)
+def test_feynman_kac_correctors_are_unbiased_for_small_steps_only(weight):
     target = product().tilt(lambda x: B * x[:, 0], on="state", guidance="gradient")
 
     def check(ladder):
         process = exact_process(ladder)
-        particles = cd.SMC(target, ladder, n_particles=8, n_batches=1500, weights=weights, process=process).sample()
+        particles = cd.SMC(target, ladder, n_particles=8, n_batches=1500, weight=weight, process=process).sample()
         log_z, mean, _ = law_at(0.3, slope=B)
         check_unbiased(particles, log_z - law_at(12.0)[0], mean)
 
@@ -130,21 +130,22 @@ def test_discrete_guidance_is_unbiased_for_one_position(kind, c):
     p, q = (cd.models.TokenTable(table, kind) for table in TOKENS)
     target = p ** c[0] * q ** c[1]
     options = {"n_particles": 5, "n_batches": 4000, "proposal": cd.Proposal(exponents=(0.1, 0.8)), "seed": 2}
-    particles = cd.SMC(target, cd.ladder.linear(6, 0.0, 1.0), weights="discrete-cfg", **options).sample()
+    particles = cd.SMC(target, cd.ladder.linear(6, 0.0, 1.0), weight=cd.DiscreteGuidance(), **options).sample()
     mass = TOKENS[0] ** c[0] * TOKENS[1] ** c[1]
     z_top = 1.0 if kind == "masked" else 3 ** (1 - sum(c))
 
     def check(unnormalised):
-        z_hat = particles.log_z.exp() * z_top
+        z_hat = particles.batch_log_z.exp() * z_top
+        tokens = particles.by_batch(particles.x[:, 0])
         assert_mean(z_hat, unnormalised.sum())
         for v in range(3):
-            assert_mean(z_hat * (particles.log_weights.exp() * (particles.x[..., 0] == v)).sum(1), unnormalised[v])
+            assert_mean(z_hat * (particles.log_weights.exp() * (tokens == v)).sum(1), unnormalised[v])
 
     check(mass)
     refuted(check, mass.roll(1))
     refuted(check, mass * 1.05)
-    same = cd.SMC(target, cd.ladder.linear(6, 0.0, 1.0), weights="rne", **options).sample()
-    assert torch.equal(particles.log_z, same.log_z)
+    same = cd.SMC(target, cd.ladder.linear(6, 0.0, 1.0), weight=cd.PathWork(), **options).sample()
+    assert torch.equal(particles.batch_log_z, same.batch_log_z)
 
 
 # -- resampling ----------------------------------------------------------------------------------------------
@@ -153,14 +154,15 @@ W = f64([0.31, 0.02, 0.0, 0.27, 0.125, 0.155, 0.12, 0.0])
 N = len(W)
 
 
-def offspring(method, b=20_000):
-    index = resample(W.log().expand(b, N), method, STREAM.at(method))
+def offspring(rule, b=20_000):
+    index, log_w = rule(W.log().expand(b, N), STREAM.at(repr(rule)))
+    assert (log_w == -math.log(N)).all()
     return (index[..., None] == torch.arange(N)).sum(1).to(torch.float64)
 
 
-@pytest.mark.parametrize("method", [m for m in RESAMPLING if m != "partial"])
-def test_offspring_is_unbiased(method):
-    counts = offspring(method)
+@pytest.mark.parametrize("rule", RULES[:4], ids=str)
+def test_offspring_is_unbiased(rule):
+    counts = offspring(rule)
     assert (counts.sum(1) == N).all()
     assert (counts[:, W == 0] == 0).all()
     assert_mean(counts, N * W)
@@ -168,16 +170,16 @@ def test_offspring_is_unbiased(method):
 
 
 def test_each_scheme_keeps_its_promise():
-    assert ((offspring("systematic") - N * W).abs() < 1).all()
-    assert ((offspring("stratified") - N * W).abs() < 2).all()
-    assert (offspring("residual") >= (N * W).floor()).all()
-    assert_mean((offspring("multinomial") - N * W) ** 2, N * W * (1 - W))
+    assert ((offspring(cd.Systematic()) - N * W).abs() < 1).all()
+    assert ((offspring(cd.Stratified()) - N * W).abs() < 2).all()
+    assert (offspring(cd.Residual()) >= (N * W).floor()).all()
+    assert_mean((offspring(cd.Multinomial()) - N * W) ** 2, N * W * (1 - W))
 
 
 @pytest.mark.parametrize("share", [0.5, 0.8, 1.0])
 def test_partial_resampling_keeps_weighted_means_and_most_weights(share):
     b, log_w = 20_000, W.log()
-    index, weights = partial(log_w.expand(b, N), share, STREAM.at("partial"))
+    index, weights = cd.Partial(share)(log_w.expand(b, N), STREAM.at("partial"))
     torch.testing.assert_close(weights.logsumexp(1), torch.zeros(b, dtype=torch.float64), atol=1e-12, rtol=0)
     carried = torch.zeros(b, N, dtype=torch.float64).scatter_add(1, index, weights.exp())
     assert_mean(carried, W)
@@ -202,10 +204,10 @@ def test_without_resampling_weights_are_those_of_independent_paths():
     together = run(tilted(), n_particles=6, ess_threshold=0.0)
     alone = run(tilted(), n_particles=1, n_batches=6, ess_threshold=0.0)
     assert int(together.n_resamplings.sum()) == 0
-    assert torch.equal(together.x[0], alone.x[:, 0])
-    torch.testing.assert_close(together.log_weights[0], alone.log_z.log_softmax(0), atol=1e-10, rtol=0)
-    torch.testing.assert_close(together.log_z[0], alone.log_z.logsumexp(0) - math.log(6), atol=1e-10, rtol=0)
-    torch.testing.assert_close(together.ess[0], 1 / together.log_weights[0].exp().square().sum())
+    assert torch.equal(together.x, alone.x)
+    torch.testing.assert_close(together.log_weights[0], alone.batch_log_z.log_softmax(0), atol=1e-10, rtol=0)
+    assert together.log_z.value == pytest.approx(alone.log_z.value, abs=1e-10)
+    torch.testing.assert_close(together.batch_ess[0], 1 / together.log_weights[0].exp().square().sum())
 
 
 @pytest.mark.parametrize("target", [MIXTURE, MIXTURE**1.8], ids=["equal weights", "unequal weights"])
@@ -216,15 +218,15 @@ def test_a_threshold_of_one_always_resamples(target):
 
 def test_control_off_weighs_nothing():
     particles = run(MIXTURE, n_particles=5, n_batches=3)
-    assert particles.log_z.abs().max() <= 1e-10
+    assert particles.batch_log_z.abs().max() <= 1e-10
     assert (particles.log_weights + math.log(5)).abs().max() <= 1e-10
-    assert run(MIXTURE**1.01, n_particles=5, n_batches=3).log_z.abs().min() > 1e-4
+    assert run(MIXTURE**1.01, n_particles=5, n_batches=3).batch_log_z.abs().min() > 1e-4
 
 
 def test_one_particle_is_plain_sampling_by_the_proposal():
     def check(target):
-        one = run(target, n_particles=1, n_batches=2000).flat()
-        plain = cd.Plain(MIXTURE**1.8, COARSE, process=Gaussian(variance=0.8), seed=5).sample(2000)
+        one = run(target, n_particles=1, n_batches=2000).x
+        plain = cd.Plain(MIXTURE**1.8, COARSE, process=Gaussian(variance=0.8), seed=5).sample(2000).x
         for i in range(2):
             assert ks_2samp(one[:, i].numpy(), plain[:, i].numpy()).pvalue > P_VALUE
 
@@ -232,20 +234,22 @@ def test_one_particle_is_plain_sampling_by_the_proposal():
     refuted(check, MIXTURE**0.9)
 
 
-@pytest.mark.parametrize("resampling", RESAMPLING)
+@pytest.mark.parametrize("resampling", RULES, ids=str)
 def test_batches_are_independent_of_one_another(resampling):
     """Rows run over batches first, so the first three of eight are the three."""
     few, many = (run(n_particles=6, n_batches=b, resampling=resampling, ess_threshold=0.9) for b in (3, 8))
     assert int(few.n_resamplings.sum()) > 0
-    for name in ("x", "log_weights", "log_z", "n_resamplings"):
+    assert torch.equal(few.x, many.x[:18])
+    for name in ("log_weights", "batch_log_z", "n_resamplings"):
         assert torch.equal(getattr(few, name), getattr(many, name)[:3]), name
+    assert torch.equal(few.level_ess, many.level_ess[:, :3])
 
 
 def test_weights_of_batches_count_equally_and_resampled_draws_follow_them():
     particles = run(n_particles=6, n_batches=4, ess_threshold=0.0)
-    assert float(particles.weights().sum()) == pytest.approx(1.0)
+    assert float(particles.weights.sum()) == pytest.approx(1.0)
     draws = torch.stack([particles.resampled(STREAM.at("draw", i))[:, 0].mean() for i in range(2000)])
-    assert_mean(draws, (particles.weights() * particles.flat()[:, 0]).sum())
+    assert_mean(draws, (particles.weights * particles.x[:, 0]).sum())
 
 
 # -- each method's own formula -------------------------------------------------------------------------------
@@ -253,40 +257,40 @@ def test_weights_of_batches_count_equally_and_resampled_draws_follow_them():
 
 def test_cooled_noise_is_feynman_kac_itself_where_exponents_sum_to_one():
     p, q = MIXTURE, cd.models.GaussianMixture([1.0], [[0.3, 0.1]], [1.0])
-    one, other = (run(cd.guided(p, q, 1.7), weights=w, n_particles=8) for w in ("fkc", "fkc-noise"))
+    one, other = (run(cd.guided(p, q, 1.7), weight=cd.FeynmanKac(c), n_particles=8) for c in (False, True))
     assert torch.equal(one.x, other.x)
-    assert torch.equal(one.log_z, other.log_z)
-    hot, cooled = (run(p**1.7, weights=w, n_particles=8) for w in ("fkc", "fkc-noise"))
+    assert torch.equal(one.batch_log_z, other.batch_log_z)
+    hot, cooled = (run(p**1.7, weight=cd.FeynmanKac(c), n_particles=8) for c in (False, True))
     assert not torch.allclose(hot.x, cooled.x)
 
 
 def test_fk_steering_weighs_by_the_reward_alone():
     """The differences telescope: a path's weight is exp(r_0) of where it ends."""
 
-    def check(weights):
+    def check(weight):
         target = MIXTURE.tilt(lambda x: x[:, 0] - x[:, 1] ** 2, guidance="gradient")
-        smc = cd.SMC(target, COARSE, n_particles=1, n_batches=20, weights=weights, process=Gaussian(variance=0.8))
+        smc = cd.SMC(target, COARSE, n_particles=1, n_batches=20, weight=weight, process=Gaussian(variance=0.8))
         particles = smc.sample()
-        reward = smc.evaluate(particles.flat(), COARSE.times[:1].expand(20)).reward
-        torch.testing.assert_close(particles.log_z, reward, atol=1e-9, rtol=0)
+        reward = smc.evaluate(particles.x, COARSE.times[:1].expand(20)).reward
+        torch.testing.assert_close(particles.batch_log_z, reward, atol=1e-9, rtol=0)
 
-    check("fk-steering")
-    refuted(check, "twisted")
+    check(cd.Steering())
+    refuted(check, cd.Twisted())
 
 
-def one_step(target, weights, n_batches=30):
+def one_step(target, weight, n_batches=30):
     """A single step from the noise end: where it began, where it ended, its log-weight, and the evaluator."""
     process = Gaussian(variance=0.8)
-    smc = cd.SMC(target, ONE_STEP, n_particles=1, n_batches=n_batches, weights=weights, process=process)
+    smc = cd.SMC(target, ONE_STEP, n_particles=1, n_batches=n_batches, weight=weight, process=process)
     start = smc.evaluate.noise(smc.stream.at("noise"), n_batches)
     particles = smc.sample()
-    return start, particles.flat(), particles.log_z, smc.evaluate
+    return start, particles.x, particles.batch_log_z, smc.evaluate
 
 
 def test_twisted_weights_are_those_of_the_twisted_diffusion_sampler():
     """p(x_s | x_t) exp(r_s(x_s)) / (q(x_s | x_t) exp(r_t(x_t))), with r_t(x_t) in the first weight."""
     target = MIXTURE.tilt(lambda x: x[:, 0] - x[:, 1] ** 2, anneal=cd.anneal.power(2, floor=0.2))
-    x_t, x_s, log_w, _ = one_step(target, "twisted")
+    x_t, x_s, log_w, _ = one_step(target, cd.Twisted())
     s, t = ONE_STEP.times.tolist()
     s_, t_ = (ONE_STEP.times[i].expand(30) for i in (0, 1))
     x = x_t.clone().requires_grad_()
@@ -332,7 +336,7 @@ def test_feynman_kac_weights_are_the_formula_of_the_correctors():
     target = (MIXTURE ** c[0] * q ** c[1]).tilt(
         lambda x: 0.4 * x[:, 0] - x[:, 1] ** 2, on="state", guidance="gradient", anneal=cd.anneal.power(2, floor=0.2)
     )
-    x, _, log_w, _ = one_step(target, "fkc")
+    x, _, log_w, _ = one_step(target, cd.FeynmanKac())
     s, t = ONE_STEP.times.tolist()
     scores = [(m.predict(x, ONE_STEP.times[1].expand(30)) - x) / t**2 for m in (MIXTURE, q)]
     total = c[0] * scores[0] + c[1] * scores[1]

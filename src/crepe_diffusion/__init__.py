@@ -6,22 +6,44 @@
 >>> chain = cd.ReplicaExchange(cold, cd.ladder.karras(n_levels=11, sigma_min=0.02, sigma_max=20), n_chains=2, seed=0)
 >>> out = chain.sample(50, burn_in=10)
 >>> out.x.shape
-torch.Size([50, 2, 1])
+torch.Size([100, 1])
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from crepe_diffusion import models, processes, stitching
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, RunData, ess, rhat, verdict
-from crepe_diffusion.errors import InputError, NonFiniteError
+from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError
 from crepe_diffusion.kernels import Bounce, Langevin, SingleToken
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers import SMC, Plain, ReplicaExchange, equal_rejection, fit_information
+from crepe_diffusion.samplers import (
+    SMC,
+    Chains,
+    Continuing,
+    DiscreteGuidance,
+    FeynmanKac,
+    Multinomial,
+    Partial,
+    Particles,
+    PathWork,
+    Plain,
+    ReplicaExchange,
+    Resampling,
+    Residual,
+    Result,
+    Steering,
+    Stratified,
+    Systematic,
+    Twisted,
+    Weight,
+)
 from crepe_diffusion.schedules import Ladder, anneal, ladder
 from crepe_diffusion.targets import Reward, Target, guided
 
 if TYPE_CHECKING:
+    from crepe_diffusion.report import write_report
     from crepe_diffusion.run import Run, read_run
 
 __version__ = "0.1.0"
@@ -29,25 +51,40 @@ __version__ = "0.1.0"
 __all__ = [
     "SMC",
     "Bounce",
+    "Chains",
+    "Continuing",
     "Diagnostics",
+    "DiscreteGuidance",
     "Estimate",
+    "FeynmanKac",
     "InputError",
     "Ladder",
     "Langevin",
+    "Multinomial",
     "NonFiniteError",
+    "Partial",
+    "Particles",
+    "PathWork",
     "Plain",
     "Proposal",
     "ReplicaExchange",
+    "Resampling",
+    "Residual",
+    "Result",
     "Reward",
     "Run",
     "RunData",
     "SingleToken",
+    "Steering",
+    "StoppedError",
+    "Stratified",
     "Stream",
+    "Systematic",
     "Target",
+    "Twisted",
+    "Weight",
     "anneal",
-    "equal_rejection",
     "ess",
-    "fit_information",
     "guided",
     "ladder",
     "models",
@@ -56,15 +93,20 @@ __all__ = [
     "rhat",
     "stitching",
     "verdict",
+    "write_report",
 ]
 
 
+# Imported on first use, so that samplers do without the packages that runs and reports need.
+LAZY = {"Run": "run", "read_run": "run", "write_report": "report"}
+
+
 def __getattr__(name: str) -> Any:
-    """Runs are imported when they are first asked for, so that samplers need nothing of what they need."""
-    if name not in ("Run", "read_run"):
+    if name not in LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from crepe_diffusion import run
+        module = import_module(f"crepe_diffusion.{LAZY[name]}")
     except ModuleNotFoundError as error:
-        raise ImportError(f"cd.{name} needs {error.name!r}: pip install 'crepe-diffusion[run]'") from error
-    return getattr(run, name)
+        extra = {"run": "run", "report": "plots"}[LAZY[name]]
+        raise ImportError(f"cd.{name} needs {error.name!r}: pip install 'crepe-diffusion[{extra}]'") from error
+    return getattr(module, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["InputError", "NonFiniteError", "check_choice"]
+__all__ = ["InputError", "NonFiniteError", "StoppedError", "check_choice"]
 
 
 class InputError(ValueError):
@@ -11,6 +11,10 @@ class InputError(ValueError):
 
 class NonFiniteError(ArithmeticError):
     """A prediction or a reward was NaN or infinite, and the sampler was set to stop at that (`nonfinite="raise"`)."""
+
+
+class StoppedError(RuntimeError):
+    """A callback stopped a call that has nothing to return until it is complete."""
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

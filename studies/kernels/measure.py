@@ -111,7 +111,7 @@ def run_chain(
     skip = int(burn_in * n)
     out = chain.sample(n - skip, burn_in=skip)
     return Run(
-        replicates=list(out.x.split(n_chains, 1)),
+        replicates=list(out.chains.split(n_chains, 1)),
         rows=fit + (out.evaluations.rows - fit) / n_groups,
         sampling_rows=step * (n - skip),
         barrier=out.diagnostics.barrier().value,
@@ -244,8 +244,8 @@ def check_oracle(problem: Problem, effort: Effort, seed: int) -> Record:
     out = chain.sample(effort.oracle_iterations, burn_in=effort.oracle_iterations // 3)
     return {
         "problem": problem.name, "setting": problem.setting.name, "task": problem.task.__name__,
-        "modes": z_scores(problem.per_chain(problem.mode_weights, out.x), problem.mode_truth),
-        "cells": z_scores(problem.per_chain(problem.cell_weights, out.x), problem.cell_truth),
+        "modes": z_scores(problem.per_chain(problem.mode_weights, out.chains), problem.mode_truth),
+        "cells": z_scores(problem.per_chain(problem.cell_weights, out.chains), problem.cell_truth),
     }  # fmt: skip
 
 
@@ -272,11 +272,15 @@ def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Re
             errors += [problem.mode_error(x.flatten(0, 1)) for x in run.replicates]
             costs.append(run.rows)
         yield _versus(problem, name, errors, costs)
-    variants = ["rne", "fkc", "fkc-noise"] + (["twisted", "fk-steering"] if problem.target.rewards else [])
+    variants: dict[str, cd.Weight] = {"rne": cd.PathWork(), "fkc": cd.FeynmanKac(), "fkc-noise": cd.FeynmanKac(cooled=True)}
+    if problem.target.rewards:
+        variants |= {"twisted": cd.Twisted(), "fk-steering": cd.Steering()}
     for weights, small in [(v, False) for v in variants] + [("rne", True)]:
         errors, costs = [], []
         for i in range(effort.n_seeds):
-            replicates, cost = run_smc(problem, n_levels, weights, rows, groups, seed + i, 64 if small else None)
+            replicates, cost = run_smc(
+                problem, n_levels, variants[weights], rows, groups, seed + i, 64 if small else None
+            )
             errors += [problem.mode_error(x, w) for x, w in replicates]
             costs.append(cost)
         yield _versus(problem, f"SMC, {weights}" + (", batches of 64" if small else ""), errors, costs)
@@ -284,32 +288,32 @@ def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Re
     for i in range(effort.n_seeds * groups):
         sampler = cd.Plain(problem.target, problem.ladder(n_levels), seed=seed + i)
         fit = sampler.evaluate.counts.rows
-        x = sampler.sample(max(1, int((rows - fit) / ((n_levels - 1) * n_models))))
+        x = sampler.sample(max(1, int((rows - fit) / ((n_levels - 1) * n_models)))).x
         errors.append(problem.mode_error(x))
         costs.append(sampler.evaluate.counts.rows)
     yield _versus(problem, "guidance alone", errors, costs)
 
 
 def run_smc(
-    problem: Problem, n_levels: int, weights: str, rows: float, n_groups: int, seed: int, batch: int | None
+    problem: Problem, n_levels: int, weight: cd.Weight, rows: float, n_groups: int, seed: int, batch: int | None
 ) -> tuple[list[tuple[Tensor, Tensor]], float]:
     """Weighted draws of each replicate and what it paid; one batch of particles each, or as many of `batch` as fit."""
     # Feynman-Kac correctors use no denoising variance, so none is measured for them.
-    process = Gaussian(variance=0.0) if weights.startswith("fkc") else None
+    process = Gaussian(variance=0.0) if isinstance(weight, cd.FeynmanKac) else None
     n_models = len(problem.target.models)
     per_particle = n_levels * n_models
-    if weights.startswith("fkc") and problem.target.rewards:
+    if isinstance(weight, cd.FeynmanKac) and problem.target.rewards:
         per_particle += (n_levels - 1) * n_models
     fit = 0 if process else (256 * n_levels + 2) * n_models
     n = int((rows - fit) / per_particle)
     n_batches, n = (n // batch, batch) if batch else (1, n)
     smc = cd.SMC(
-        problem.target, problem.ladder(n_levels), n_particles=n, n_batches=n_batches * n_groups, weights=weights,
+        problem.target, problem.ladder(n_levels), n_particles=n, n_batches=n_batches * n_groups, weight=weight,
         seed=seed, process=process,
     )  # fmt: skip
     fit = smc.evaluate.counts.rows
     out = smc.sample()
-    x, w = out.x.split(n_batches), (out.log_weights.exp() / n_batches).split(n_batches)
+    x, w = out.by_batch(out.x).split(n_batches), (out.log_weights.exp() / n_batches).split(n_batches)
     paid = fit + (out.evaluations.rows - fit) / n_groups
     return [(a.flatten(0, 1), b.flatten()) for a, b in zip(x, w, strict=True)], paid
 

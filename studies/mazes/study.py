@@ -182,7 +182,7 @@ def _smc(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verdic
         nonfinite="reject",
     ).sample()
     x = particles.resampled(cd.Stream(job.seed).at("resampled")).reshape(
-        job.n_chains, n_particles, *particles.x.shape[2:]
+        job.n_chains, n_particles, *particles.x.shape[1:]
     )
     v = [verdict(batch) for batch in x]
     return {
@@ -190,7 +190,7 @@ def _smc(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verdic
         "flags": [[[float(getattr(b, c).double().mean()) for b in v] for c in CRITERIA]],
         "plans": x[:, : min(10, n_particles)].transpose(0, 1),
         "n_particles": n_particles,
-        "ess": particles.ess.tolist(),
+        "ess": particles.batch_ess.tolist(),
     }
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 import crepe_diffusion as cd
 from crepe_diffusion.processes import Process
 from crepe_diffusion.run import Progress
+from crepe_diffusion.samplers.setup import fit_information
 
 __all__ = ["Method", "Study", "Truth", "run", "tally"]
 
@@ -177,7 +178,7 @@ def run(
         raise cd.InputError(f"the number of samples must be a multiple of 1000, got {n_samples!r}")
     truth, p = Truth(), mixture()
     levels, shorter = (cd.ladder.karras(n, sigma_min=0.05, sigma_max=20.0) for n in (N_LEVELS, N_LEVELS - SHORTER))
-    table = cd.fit_information(p.as_target(), levels, p.process(), SHARED_FIT, cd.Stream(seed).at("fit"))
+    table = fit_information(p.as_target(), levels, p.process(), SHARED_FIT, cd.Stream(seed).at("fit"))
     process = p.process().fitted(table)
     target = p.tilt(reward, anneal=cd.anneal.power(5), guidance="none")
 
@@ -201,8 +202,8 @@ def run(
         x = torch.cat([part.resampled(cd.Stream(seed).at("resample", i))[:, 0] for i, part in enumerate(parts)])
         smc.append(Method.of(f"SMC {batch}", x, truth, n_blocks, rows=rows, seconds=seconds))
         # The same particles, batches weighted by their estimates of Z: unbiased up to a common factor.
-        log_w = torch.cat([(part.log_z[:, None] + part.log_weights).flatten() for part in parts])
-        x = torch.cat([part.flat()[:, 0] for part in parts])
+        log_w = torch.cat([(part.batch_log_z[:, None] + part.log_weights).flatten() for part in parts])
+        x = torch.cat([part.x[:, 0] for part in parts])
         w = (log_w - log_w.max()).exp()
         pooled.append(Method.of(f"SMC {batch}, by Z", x, truth, n_blocks, w))
 

@@ -149,15 +149,15 @@ def finish(recipe: Recipe, model: Denoiser, draws: Draws, budget: Budget) -> Dra
     return Draws(torch.cat(parts), draws.about | {"rows": draws.about["rows"] + len(draws.x)})
 
 
-def particles(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int, weights: str) -> Draws:
+def particles(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int, weight: cd.Weight) -> Draws:
     """SMC in batches, resampled to equal weights at the end."""
     n_batches = max(1, budget.rows // (budget.batch * len(recipe.resampling.times)))
     smc = cd.SMC(
-        model**beta, recipe.resampling, n_particles=budget.batch, n_batches=n_batches, weights=weights,
+        model**beta, recipe.resampling, n_particles=budget.batch, n_batches=n_batches, weight=weight,
         ess_threshold=recipe.ess_threshold, seed=seed, micro_batch=budget.micro_batch, **recipe.options,
     )  # fmt: skip
     out = smc.sample()
-    about = {"rows": out.evaluations.rows, "log_z": out.log_z.tolist(), "ess": out.ess.tolist()}
+    about = {"rows": out.evaluations.rows, "log_z": out.batch_log_z.tolist(), "ess": out.batch_ess.tolist()}
     return finish(recipe, model, Draws(out.resampled(smc.stream.at("last")), about), budget)
 
 
@@ -165,7 +165,7 @@ def plain(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: in
     """Follow the annealed score with no correction."""
     guidance = cd.Plain(model**beta, recipe.ladder, seed=seed, micro_batch=budget.micro_batch, **recipe.options)
     n = max(1, budget.rows // len(recipe.ladder.times))
-    x = guidance.sample(n)
+    x = guidance.sample(n).x
     return finish(recipe, model, Draws(x, {"rows": guidance.evaluate.counts.rows}), budget)
 
 
@@ -177,12 +177,14 @@ Run = Callable[[Denoiser, float, Budget, int], Draws]
 METHODS: dict[str, Run] = {
     UNTEMPERED: lambda m, b, budget, seed: plain(own(m, budget), m, 1.0, budget, seed),
     "annealed score, paper": lambda m, b, budget, seed: plain(paper(m, budget), m, b, budget, seed),
-    "FKC, annealed score": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "fkc"),
-    "FKC, annealed noise": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "fkc-noise"),
-    "RNE, paper": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, "rne"),
+    "FKC, annealed score": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, cd.FeynmanKac()),
+    "FKC, annealed noise": lambda m, b, budget, seed: particles(
+        paper(m, budget), m, b, budget, seed, cd.FeynmanKac(cooled=True)
+    ),
+    "RNE, paper": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, cd.PathWork()),
     "CREPE, paper": lambda m, b, budget, seed: exchange(paper(m, budget), m, b, budget, seed),
     "annealed score, own": lambda m, b, budget, seed: plain(own(m, budget), m, b, budget, seed),
-    "RNE, own": lambda m, b, budget, seed: particles(own(m, budget), m, b, budget, seed, "rne"),
+    "RNE, own": lambda m, b, budget, seed: particles(own(m, budget), m, b, budget, seed, cd.PathWork()),
     "CREPE, own": lambda m, b, budget, seed: exchange(own(m, budget), m, b, budget, seed),
     "CREPE, own, 51 levels": lambda m, b, budget, seed: exchange(many_levels(m, budget), m, b, budget, seed),
     "CREPE, own, v = d": lambda m, b, budget, seed: exchange(own(m, budget, math.inf), m, b, budget, seed),

@@ -67,19 +67,19 @@ class RunData:
         scalars: dict[str, Callable[[Tensor], Tensor]] | None = None,
         name: str = "chain",
     ) -> RunData:
-        """The draws of an in-memory chain; burn-in was dropped by `sample`, and there is no trace."""
-        functions = default_scalars(samples.x.shape[2:]) if scalars is None else scalars
-        n = len(samples.x)
+        """What `ReplicaExchange.sample` returned, and the sampler itself; without burn-in and trace."""
+        functions = default_scalars(samples.x.shape[1:]) if scalars is None else scalars
+        x = samples.chains
         return RunData(
             name=name,
             path=None,
             config={},
             status="finished",
-            x=samples.x.numpy(force=True),
+            x=x.numpy(force=True),
             iteration=samples.iteration.numpy(force=True),
             replica=samples.replica.numpy(force=True),
             born=samples.born.numpy(force=True),
-            target=np.zeros(n, dtype=np.int64),
+            target=np.zeros(len(x), dtype=np.int64),
             targets=[{"from_iteration": 1, "rewards": [{"name": r.name} for r in chain.target.rewards]}],
             burn_in=0,
             scalars={key: samples.scalar(f).numpy(force=True) for key, f in functions.items()},

@@ -14,7 +14,7 @@ from torch import Tensor
 from crepe_diffusion.diagnostics.exchange import accept_probability
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.store import Column, Store, zarr_type
-from crepe_diffusion.samplers import Info, ReplicaExchange
+from crepe_diffusion.samplers import Exchange, ReplicaExchange
 
 __all__ = ["Scalars", "Step", "draw_row", "make_store", "step", "trace_rows"]
 
@@ -52,7 +52,7 @@ def make_store(root: Path, chain: ReplicaExchange, scalars: Scalars) -> Store:
     return Store(root, draws, trace)
 
 
-def draw_row(chain: ReplicaExchange, info: Info, target: int, scalars: Scalars) -> dict[str, Any]:
+def draw_row(chain: ReplicaExchange, info: Exchange, target: int, scalars: Scalars) -> dict[str, Any]:
     """The sample of this iteration."""
     x = chain.output()
     row: dict[str, Any] = {
@@ -79,9 +79,9 @@ class Step(NamedTuple):
     explored: Tensor | None
 
 
-def step(info: Info, seconds: float) -> Step:
+def step(info: Exchange, seconds: float) -> Step:
     swaps = info.swaps
-    return Step(info.iteration, seconds, info.counts.rows, swaps.log_work, swaps.active, info.level, info.explored)
+    return Step(info.iteration, seconds, info.rows, swaps.log_work, swaps.active, info.level, info.explored)
 
 
 def trace_rows(steps: Sequence[Step]) -> dict[str, Any]:

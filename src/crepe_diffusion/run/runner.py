@@ -40,7 +40,7 @@ from crepe_diffusion.run.python import python_config, python_experiment, python_
 from crepe_diffusion.run.rows import Step, draw_row, make_store, step, trace_rows
 from crepe_diffusion.run.stopping import Outcome, effective_sizes, least_size, met, signals
 from crepe_diffusion.run.store import read_manifest, read_store, verify_store
-from crepe_diffusion.samplers import Info, ReplicaExchange
+from crepe_diffusion.samplers import Exchange, ReplicaExchange
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Reward, Target
 
@@ -390,7 +390,7 @@ class Run:
         by_count = output.checkpoint_iterations and self.chain.iteration % output.checkpoint_iterations == 0
         return bool(by_count) or elapsed >= output.checkpoint_seconds
 
-    def _keep(self, info: Info) -> None:
+    def _keep(self, info: Exchange) -> None:
         output = self.config.output
         if info.iteration % output.thin == 0:
             self.store.draws.append(draw_row(self.chain, info, self.target_index, self.scalars))

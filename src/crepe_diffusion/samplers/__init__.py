@@ -1,16 +1,35 @@
-"""Samplers: replica exchange, sequential Monte Carlo, and plain guidance."""
+"""Samplers of one shape: replica exchange, sequential Monte Carlo, and plain denoising."""
 
-from crepe_diffusion.samplers.replica_exchange import Info, ReplicaExchange, Samples, equal_rejection
-from crepe_diffusion.samplers.setup import fit_information
-from crepe_diffusion.samplers.smc import SMC, Particles, Plain
+from crepe_diffusion.samplers.base import Column, Continuing, Info
+from crepe_diffusion.samplers.plain import Plain
+from crepe_diffusion.samplers.replica_exchange import Exchange, ReplicaExchange
+from crepe_diffusion.samplers.resampling import Multinomial, Partial, Resampling, Residual, Stratified, Systematic
+from crepe_diffusion.samplers.result import Chains, Independent, Particles, Result
+from crepe_diffusion.samplers.smc import SMC
+from crepe_diffusion.samplers.weights import DiscreteGuidance, FeynmanKac, PathWork, Steering, Twisted, Weight
 
 __all__ = [
     "SMC",
+    "Chains",
+    "Column",
+    "Continuing",
+    "DiscreteGuidance",
+    "Exchange",
+    "FeynmanKac",
+    "Independent",
     "Info",
+    "Multinomial",
+    "Partial",
     "Particles",
+    "PathWork",
     "Plain",
     "ReplicaExchange",
-    "Samples",
-    "equal_rejection",
-    "fit_information",
+    "Resampling",
+    "Residual",
+    "Result",
+    "Steering",
+    "Stratified",
+    "Systematic",
+    "Twisted",
+    "Weight",
 ]

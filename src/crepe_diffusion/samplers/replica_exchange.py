@@ -8,77 +8,63 @@ for n = 1, 2, ...
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from crepe_diffusion.diagnostics import Diagnostics, ess, rhat
+from crepe_diffusion.diagnostics import Diagnostics
+from crepe_diffusion.diagnostics.exchange import accept_probability
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.kernels import Explorer, Starter, State, Swaps, metropolis, swap
 from crepe_diffusion.kernels.swap import Accept
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import walk
-from crepe_diffusion.processes import Evaluation, FisherTable, Gaussian, Process
+from crepe_diffusion.processes import Evaluation, Process
+from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers.setup import Settings, finish, prepare
+from crepe_diffusion.samplers.base import Column, Info
+from crepe_diffusion.samplers.result import Chains
+from crepe_diffusion.samplers.setup import finish, packed, part, positive, prepare, prepare_again
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
 
-__all__ = ["Info", "ReplicaExchange", "Samples"]
+__all__ = ["Exchange", "ReplicaExchange", "equal_rejection"]
+
+
+MOST_LEVELS_TRACED = 1024
+"""Levels of all replicas are part of the trace up to this many numbers per iteration."""
 
 
 @dataclass(frozen=True)
-class Info:
-    """What a person may want to know of one iteration."""
+class Exchange(Info):
+    """What happened in one iteration.
 
-    iteration: int
+    `swaps` between neighbours; `explored` (chains, levels): which replicas the explorer moved; `level` (chains,
+    replicas) after it; `replica` and `born` (chains,): the replica at level 0, and when it was at the noise end last.
+    """
+
     swaps: Swaps
     explored: Tensor | None
     level: Tensor
     replica: Tensor
     born: Tensor
-    counts: Counts
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Draws of the target level, `x` (draws, chains, *event), with their lineage and the chain's diagnostics."""
-
-    x: Tensor
-    iteration: Tensor
-    replica: Tensor
-    born: Tensor
-    diagnostics: Diagnostics
-    evaluations: Counts
-
-    def scalar(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """A scalar of each draw, (draws, chains)."""
-        return function(self.x.flatten(0, 1)).reshape(self.x.shape[:2])
-
-    def ess(self, function: Callable[[Tensor], Tensor]) -> float:
-        return ess(self.scalar(function))
-
-    def rhat(self, function: Callable[[Tensor], Tensor]) -> float:
-        return rhat(self.scalar(function))
-
-    def flat(self) -> Tensor:
-        """All draws of all chains, (draws * chains, *event)."""
-        return self.x.flatten(0, 1)
 
 
 class ReplicaExchange:
     """Samples a target built from pretrained diffusions; iterate it for as long as you like.
 
-    - `levels`: the ladder; `n_chains` independent chains run in one batch;
+    - `n_chains` independent chains run in one batch;
     - `process`: kernels other than the model's own default; `proposal`: how replicas walk;
     - `explorer`: `Bounce()`, `Langevin()`, `SingleToken()` or None; `accept`: the rule for swaps;
     - `micro_batch`: the most network rows in one call; `nonfinite`: `"raise"` or `"reject"`;
-    - `fit_samples`: samples for the Fisher variance, where the process asks for it;
-    - `start`: the `snapshot()` of a chain to go on from, bit for bit. Its ladder replaces `levels`.
+    - `fit_samples`: samples for the Fisher variance, where the process needs it;
+    - `start`: the `snapshot()` of a chain to go on from, bit for bit. Its ladder replaces the given one.
 
     Per iteration and chain: `(M + 1) * K` rows of each network, one call per sub-step, plus the explorer's.
 
@@ -87,13 +73,13 @@ class ReplicaExchange:
     >>> p = GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
     >>> chain = ReplicaExchange(p ** 2.0, ladder.karras(11, 0.01, 20.0), n_chains=2, seed=0)
     >>> chain.sample(20, burn_in=10).x.shape
-    torch.Size([20, 2, 1])
+    torch.Size([40, 1])
     """
 
     def __init__(
         self,
         target: Target | Model,
-        levels: Ladder,
+        ladder: Ladder,
         *,
         n_chains: int = 1,
         seed: int = 0,
@@ -106,17 +92,24 @@ class ReplicaExchange:
         fit_samples: int = 256,
         start: dict[str, Tensor] | None = None,
     ):
-        if int(n_chains) != n_chains or n_chains < 1:
-            raise InputError(f"n_chains must be a positive integer, got {n_chains!r}")
-        self.stream = Stream(seed)
-        self.n_chains = int(n_chains)
+        self.n_chains, self.stream = positive("n_chains", n_chains), Stream(seed)
         self.explorer, self.accept = explorer, accept
-        self.settings = Settings(proposal or Proposal(), micro_batch, nonfinite, fit_samples)
-        self.asked_process = process
+        self.process, self.fit_samples = process, fit_samples
+        self.evaluate = prepare(
+            target,
+            ladder,
+            self.stream.at("setup"),
+            process=process,
+            proposal=proposal,
+            micro_batch=micro_batch,
+            nonfinite=nonfinite,
+            fit_samples=fit_samples,
+            start=start,
+            check=self._check,
+        )
         if start is not None:
-            self._restore(target, process, start)
+            self._restore(start)
             return
-        self.evaluate = prepare(target, levels, process, self.settings, self.stream.at("setup"), check=self._check)
         self.iteration = 0
         self.state = self._initial()
         self.diagnostics = Diagnostics(self.state.level)
@@ -124,7 +117,7 @@ class ReplicaExchange:
 
     # -- the algorithm -----------------------------------------------------------------------------------
 
-    def step(self) -> Info:
+    def step(self) -> Exchange:
         """One iteration: communication, then exploration of every replica."""
         n = self.iteration + 1
         stream = self.stream.at(n)
@@ -140,46 +133,90 @@ class ReplicaExchange:
         self.diagnostics.record(n, state.level, swaps.log_work, swaps.accepted, swaps.active, explored, renewed)
         replica = state.replica_at()[:, 0]
         born = self.diagnostics.trips.born.gather(1, replica[:, None])[:, 0]
-        return Info(n, swaps, explored, state.level, replica, born, self.evaluate.counts)
+        return Exchange(n, self.evaluate.counts.rows, swaps, explored, state.level, replica, born)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Info]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Exchange]]:
         """Yields the target level's samples (chains, *event) forever; stop whenever you like."""
         while True:
             info = self.step()
             yield self.output(), info
 
     def output(self) -> Tensor:
-        """The replicas at level 0, finished below it where the ladder says so, (chains, *event)."""
+        """The replicas at level 0, denoised through the ladder's finishing times, (chains, *event)."""
         x = self.state.x[self.state.row_at(0)]
         return finish(self.evaluate, x, self.stream.at(self.iteration, "finish"))
 
-    def sample(self, n: int, *, burn_in: int = 0, thin: int = 1) -> Samples:
-        """Run `burn_in` iterations, then `n` draws, one every `thin` iterations; diagnostics start after burn-in."""
-        for name, value, least in (("n", n, 1), ("burn_in", burn_in, 0), ("thin", thin, 1)):
-            if int(value) != value or value < least:
-                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for _ in range(burn_in):
-            self.step()
-        if burn_in:
-            self.restart_diagnostics()
-        draws, infos = [], []
-        for _ in range(n):
-            for _ in range(thin):
+    def sample(
+        self,
+        n: int,
+        *,
+        burn_in: int = 0,
+        thin: int = 1,
+        progress: bool | None = None,
+        callback: Callback | None = None,
+    ) -> Chains:
+        """Run `burn_in` iterations, then `n` draws per chain, one every `thin` iterations.
+
+        Diagnostics start after burn-in. `callback` is called after every iteration; if it stops the call, the result
+        holds the draws so far, and the chain can go on from there.
+        """
+        positive("n", n), positive("burn_in", burn_in, 0), positive("thin", thin)
+        draws, infos = [self.evaluate.empty(0)], []
+        with Track(burn_in + n * thin, "iterations", progress, callback) as track:
+            for i in range(1 - burn_in, n * thin + 1):
                 info = self.step()
-            draws.append(self.output())
-            infos.append(info)
-        return Samples(
-            x=torch.stack(draws),
-            iteration=torch.tensor([i.iteration for i in infos]),
-            replica=torch.stack([i.replica for i in infos]),
-            born=torch.stack([i.born for i in infos]),
-            diagnostics=self.diagnostics,
+                if i == 0:
+                    self.restart_diagnostics()
+                if i > 0 and i % thin == 0:
+                    draws.append(self.output())
+                    infos.append(info)
+                if track.advance():
+                    break
+        nothing = torch.zeros(0, self.n_chains, dtype=torch.long)
+        return Chains(
+            x=torch.cat(draws),
             evaluations=self.evaluate.counts.copy(),
+            iteration=torch.tensor([i.iteration for i in infos], dtype=torch.long),
+            replica=torch.cat([nothing, *(i.replica[None] for i in infos)]),
+            born=torch.cat([nothing, *(i.born[None] for i in infos)]),
+            diagnostics=self.diagnostics,
         )
+
+    # -- what is kept of it ------------------------------------------------------------------------------
+
+    @property
+    def draw_columns(self) -> dict[str, Column]:
+        """Which replica made a draw, and in which iteration it was at the noise end last."""
+        shape, names = (self.n_chains,), ("chain",)
+        return {"replica": Column("int32", shape, names), "born": Column("int64", shape, names)}
+
+    @property
+    def trace_columns(self) -> dict[str, Column]:
+        """The mean over chains of min(1, alpha) per pair, of the explorer's moves per level, and all levels if few."""
+        chains, replicas = self.state.level.shape
+        columns = {"acceptance": Column("float32", (replicas - 1,), ("pair",))}
+        if chains * replicas <= MOST_LEVELS_TRACED:
+            columns["level"] = Column("int16", (chains, replicas), ("chain", "replica"))
+        if self.explorer is not None and not self.renews:
+            columns["explored"] = Column("float32", (replicas,), ("level",))
+        return columns
+
+    def draw_row(self, info: Exchange) -> dict[str, np.ndarray]:
+        return {"replica": info.replica.numpy(force=True), "born": info.born.numpy(force=True)}
+
+    def trace_rows(self, infos: Sequence[Exchange]) -> dict[str, np.ndarray]:
+        # Many at once: one by one, these few numbers would cost half of what a store costs.
+        work, active = torch.stack([i.swaps.log_work for i in infos]), torch.stack([i.swaps.active for i in infos])
+        alpha = accept_probability(work[..., 1:], work[..., :-1]).mean(1).where(active, math.nan)
+        rows = {"acceptance": alpha, "level": torch.stack([i.level for i in infos])}
+        explored = [i.explored for i in infos if i.explored is not None]
+        if explored:
+            rows["explored"] = torch.stack(explored).to(torch.float32).mean(1)
+        return {name: rows[name].numpy(force=True) for name in self.trace_columns}
 
     @property
     def renews(self) -> bool:
-        """Whether the explorer draws replicas anew now and then rather than moving all of them a little."""
+        """Whether the explorer draws some replicas again from scratch, rather than moving all of them a little."""
         return getattr(self.explorer, "renews", False)
 
     # -- changing one's mind -----------------------------------------------------------------------------
@@ -190,21 +227,18 @@ class ReplicaExchange:
 
     @target.setter
     def target(self, target: Target | Model) -> None:
-        """Online refinement: replicas stay where they are, and what is known of them is evaluated anew."""
-        if isinstance(target, Model):
-            target = target.as_target()
-        same = isinstance(target, Target) and target.models == self.target.models
-        self._prepare(target, self.ladder, self.evaluate.process if same else self.asked_process)
+        """Online refinement: replicas stay where they are and are evaluated again."""
+        self._prepare(target, self.ladder)
 
     @property
     def ladder(self) -> Ladder:
         return self.evaluate.ladder
 
     @ladder.setter
-    def ladder(self, levels: Ladder) -> None:
-        if levels.n_levels != self.ladder.n_levels:
-            raise InputError(f"{levels.n_levels} levels for {self.ladder.n_levels} replicas: start a new chain instead")
-        self._prepare(self.target, levels, self.evaluate.process)
+    def ladder(self, ladder: Ladder) -> None:
+        if ladder.n_levels != self.ladder.n_levels:
+            raise InputError(f"{ladder.n_levels} levels for {self.ladder.n_levels} replicas: start a new chain instead")
+        self._prepare(self.target, ladder)
 
     def adapt(self) -> Ladder:
         """Move the levels so that all pairs reject equally, from what was recorded; between rounds, never within.
@@ -215,7 +249,7 @@ class ReplicaExchange:
         return self.ladder
 
     def restart(self, x: Tensor, level: int) -> None:
-        """All replicas anew, from one point a chain (chains, *event) at this level: noised above, denoised below it."""
+        """New replicas from one point per chain (chains, *event) at this level: noised above, denoised below it."""
         wanted, top = (self.n_chains, *self.state.x.shape[1:]), self.ladder.n_levels - 1
         if not 0 <= level <= top or x.shape != wanted:
             raise InputError(f"need a level of 0 to {top} and points {wanted}, got {level!r} and {tuple(x.shape)}")
@@ -249,65 +283,53 @@ class ReplicaExchange:
 
         Predictions are part of it: a network's last bits may depend on the batch, so they are not evaluated again.
         """
-        seen, process = self.state.seen, self.evaluate.process
-        tensors = {"x": self.state.x, "level": self.state.level, "iteration": torch.tensor(self.iteration)}
-        tensors |= {f"seen.prediction.{j}": p for j, p in enumerate(seen.predictions)}
-        tensors |= {"seen.drift": seen.drift, "seen.reward": seen.reward}
-        parts = {
-            "ladder": self.ladder.state_dict(),
-            "diagnostics": self.diagnostics.state_dict(),
-            "counts": self.evaluate.counts.state_dict(),
-            "setup": self.setup_evaluations.state_dict(),
-        }
-        if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
-            parts["fisher"] = process.information.state_dict()
-        tensors |= {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
-        return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+        seen = self.state.seen
+        state = {"x": self.state.x, "level": self.state.level, "iteration": torch.tensor(self.iteration)}
+        state |= {f"seen.prediction.{j}": p for j, p in enumerate(seen.predictions)}
+        state |= {"seen.drift": seen.drift, "seen.reward": seen.reward}
+        return packed(
+            self.evaluate,
+            {"": state, "diagnostics": self.diagnostics.state_dict(), "setup": self.setup_evaluations.state_dict()},
+        )
 
-    def _restore(self, target: Target | Model, process: Process | None, start: dict[str, Tensor]) -> None:
-        def part(name: str) -> dict[str, Tensor]:
-            return {key[len(name) + 1 :]: value for key, value in start.items() if key.startswith(name + ".")}
-
-        if isinstance(target, Model):
-            target = target.as_target()
-        if not isinstance(target, Target):
-            raise InputError(f"the target must be a model or a product of models, got {target!r}")
-        process = process or target.models[0].process()
-        if process.needs_fit() and "fisher.times" in start:
-            process = process.fitted(FisherTable(**part("fisher")))
-        levels, counts = Ladder.from_state_dict(part("ladder")), Counts.from_state_dict(part("counts"))
-        self.evaluate = prepare(target, levels, process, self.settings, self.stream.at("setup"), counts)
-        if self.explorer is not None:
-            self.explorer.check(self.evaluate)
+    def _restore(self, start: dict[str, Tensor]) -> None:
         level, x = start["level"].clone(), start["x"].clone()
-        event, predictions = target.models[0].event_shape, part("seen.prediction")
-        if x.shape != (level.numel(), *event) or len(level) != self.n_chains or len(predictions) != len(target.models):
+        models, predictions = self.target.models, part(start, "seen.prediction")
+        event = models[0].event_shape
+        if x.shape != (level.numel(), *event) or len(level) != self.n_chains or len(predictions) != len(models):
             raise InputError(
                 f"the snapshot holds {len(level)} chains of {len(predictions)} models on events {tuple(x.shape[1:])},"
-                f" but {self.n_chains} chains of {len(target.models)} models on events {event} are asked for"
+                f" but {self.n_chains} chains of {len(models)} models on events {event} are wanted"
             )
         evaluations = tuple(predictions[str(j)].clone() for j in range(len(predictions)))
         self.state = State(x, Evaluation(evaluations, start["seen.drift"].clone(), start["seen.reward"].clone()), level)
         self.iteration = int(start["iteration"])
-        self.diagnostics = Diagnostics.from_state_dict(part("diagnostics"))
-        self.setup_evaluations = Counts.from_state_dict(part("setup"))
+        self.diagnostics = Diagnostics.from_state_dict(part(start, "diagnostics"))
+        self.setup_evaluations = Counts.from_state_dict(part(start, "setup"))
 
     def _check(self, evaluate: Evaluator) -> None:
         if self.explorer is not None:
             self.explorer.check(evaluate)
 
-    def _prepare(self, target: Target, levels: Ladder, process: Process | None) -> None:
+    def _prepare(self, target: Target | Model, ladder: Ladder) -> None:
         """All or nothing: if the new target cannot be evaluated, the chain goes on with the old one."""
-        stream = self.stream.at(self.iteration, "setup")
-        evaluate = prepare(target, levels, process, self.settings, stream, self.evaluate.counts, self._check)
-        seen = evaluate(self.state.x, levels.levels[self.state.level.flatten()])
+        evaluate = prepare_again(
+            self.evaluate,
+            target,
+            ladder,
+            self.stream.at(self.iteration, "setup"),
+            process=self.process,
+            fit_samples=self.fit_samples,
+            check=self._check,
+        )
+        seen = evaluate(self.state.x, ladder.levels[self.state.level.flatten()])
         self.evaluate, self.state = evaluate, State(self.state.x, seen, self.state.level)
         self.restart_diagnostics()
 
     def _initial(self) -> State:
         """Every chain denoises once by the proposal and leaves a replica at each level it passes.
 
-        An explorer that knows a better place to begin is asked for it.
+        An explorer that is a `Starter` gives its own points to start from instead.
         """
         evaluate, levels, k = self.evaluate, self.evaluate.ladder.n_levels, self.evaluate.ladder.substeps
         stream = self.stream.at("initial")

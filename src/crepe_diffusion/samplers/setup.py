@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,58 +18,123 @@ from crepe_diffusion.random import Stream
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
 
-__all__ = ["Settings", "finish", "fit_information", "information_from_data", "prepare"]
+__all__ = [
+    "as_target",
+    "finish",
+    "fit_information",
+    "information_from_data",
+    "packed",
+    "part",
+    "positive",
+    "prepare",
+    "prepare_again",
+]
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What all samplers share: the proposal, the memory limit, what to do about NaNs, the size of the fit."""
+def as_target(target: Target | Model) -> Target:
+    """A target, where a model alone stands for itself."""
+    if isinstance(target, Model):
+        target = target.as_target()
+    if not isinstance(target, Target):
+        raise InputError(f"the target must be a model or a product of models, got {target!r}")
+    return target
 
-    proposal: Proposal
-    micro_batch: int | None = None
-    nonfinite: str = "raise"
-    fit_samples: int = 256
+
+def positive(name: str, value: int, least: int = 1) -> int:
+    """The value as an integer of at least `least`."""
+    if isinstance(value, bool) or int(value) != value or value < least:
+        kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise InputError(f"{name} must be {kind}, got {value!r}")
+    return int(value)
 
 
 def prepare(
     target: Target | Model,
     ladder: Ladder,
-    process: Process | None,
-    settings: Settings,
     stream: Stream,
+    *,
+    process: Process | None,
+    proposal: Proposal | None,
+    micro_batch: int | None,
+    nonfinite: str,
+    fit_samples: int,
     counts: Counts | None = None,
+    start: Mapping[str, Tensor] | None = None,
     check: Callable[[Evaluator], None] = lambda evaluate: None,
 ) -> Evaluator:
-    """An evaluator whose process is ready to be used; bad input is refused here, before anything long starts."""
-    if isinstance(target, Model):
-        target = target.as_target()
-    if not isinstance(target, Target):
-        raise InputError(f"the target must be a model or a product of models, got {target!r}")
+    """An evaluator whose process is ready to be used; bad input is refused here, before anything long starts.
+
+    Ladder, counts and what was measured come from the snapshot `start` where there is one: nothing is fitted again.
+    """
+    target, proposal = as_target(target), proposal or Proposal()
+    process = process or target.models[0].process()
+    if start is not None:
+        ladder, counts = Ladder.from_state_dict(part(start, "ladder")), Counts.from_state_dict(part(start, "counts"))
+        if process.needs_fit() and "fisher.times" in start:
+            process = process.fitted(FisherTable(**part(start, "fisher")))
     if not isinstance(ladder, Ladder):
-        raise InputError(f"levels must be a Ladder, such as ladder.karras(51), got {ladder!r}")
-    process, counts = process or target.models[0].process(), counts or Counts()
+        raise InputError(f"ladder must be a Ladder, such as ladder.karras(51), got {ladder!r}")
+    counts = counts or Counts()
 
     def evaluator(process: Process) -> Evaluator:
-        return Evaluator(
-            target,
-            ladder,
-            process,
-            settings.proposal,
-            micro_batch=settings.micro_batch,
-            nonfinite=settings.nonfinite,
-            counts=counts,
-        )
+        return Evaluator(target, ladder, process, proposal, micro_batch=micro_batch, nonfinite=nonfinite, counts=counts)
 
     evaluate = evaluator(process)
     check(evaluate)
     if not process.needs_fit():
         return evaluate
-    # A look at two rows first: a model or reward of the wrong shape should fail now, not after the fit.
+    # Two rows are evaluated first: a model or reward of the wrong shape should fail now, not after the fit.
     evaluator(Gaussian(variance=0.0))(evaluate.empty(2), ladder.times[-1:].expand(2))
-    table = fit_information(
-        target, ladder, process, settings.fit_samples, stream, settings.micro_batch, counts, settings.nonfinite
-    )
+    table = fit_information(target, ladder, process, fit_samples, stream, micro_batch, counts, nonfinite)
     return evaluator(process.fitted(table))
+
+
+def prepare_again(
+    evaluate: Evaluator,
+    target: Target | Model,
+    ladder: Ladder,
+    stream: Stream,
+    *,
+    process: Process | None,
+    fit_samples: int,
+    check: Callable[[Evaluator], None] = lambda evaluate: None,
+) -> Evaluator:
+    """The evaluator for another target or ladder.
+
+    The measured process stays where the models do; `process` is what the user gave, for other models.
+    """
+    target = as_target(target)
+    return prepare(
+        target,
+        ladder,
+        stream,
+        process=evaluate.process if target.models == evaluate.target.models else process,
+        proposal=evaluate.proposal,
+        micro_batch=evaluate.micro_batch,
+        nonfinite=evaluate.nonfinite,
+        fit_samples=fit_samples,
+        counts=evaluate.counts,
+        check=check,
+    )
+
+
+def packed(evaluate: Evaluator, parts: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A snapshot: what the evaluator has measured and counted, and these parts of a sampler, as tensors to keep."""
+    process = evaluate.process
+    shared = {"ladder": evaluate.ladder.state_dict(), "counts": evaluate.counts.state_dict()}
+    if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
+        shared["fisher"] = process.information.state_dict()
+    tensors = {
+        f"{part}.{name}" if part else name: value
+        for part, state in {**parts, **shared}.items()
+        for name, value in state.items()
+    }
+    return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+
+
+def part(snapshot: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """One part of a snapshot."""
+    return {key[len(name) + 1 :]: value for key, value in snapshot.items() if key.startswith(name + ".")}
 
 
 def fit_information(

@@ -32,7 +32,7 @@ def errors(problem: Problem, process: Process | None = None, seed: int = 0) -> t
         chain = ReplicaExchange(
             problem.target, problem.ladder(n_levels, 2), n_chains=2500 // n_levels, seed=seed, process=process
         )
-        x = chain.sample(80, burn_in=20 + 2 * n_levels).x
+        x = chain.sample(80, burn_in=20 + 2 * n_levels).chains
         value, floor = problem.total_variation(problem.per_chain(problem.cell_weights, x))
         out.append(math.sqrt(max(value**2 - floor**2, (floor / 4) ** 2)))
     return out[0], out[1]
@@ -91,6 +91,6 @@ def test_a_diagonal_variance_suits_stiff_data() -> None:
     for kind in ("fisher", "fisher-diagonal"):
         process = Gaussian(variance=kind)
         chain = ReplicaExchange(problem.target, problem.ladder(17, 2), n_chains=128, seed=3, process=process)
-        z = problem.standardised(chain.sample(200, burn_in=100).flat())
+        z = problem.standardised(chain.sample(200, burn_in=100).x)
         worst[kind] = float((z.var(0)[2:] - 1).abs().max())
     assert worst["fisher-diagonal"] < 0.5 * worst["fisher"]

@@ -66,7 +66,7 @@ def run(
     chain = ReplicaExchange(
         problem.target, problem.ladder(7, 2), n_chains=48, seed=1, process=oracle, explorer=explorer, proposal=proposal
     )
-    return chain.sample(40, burn_in=60).x
+    return chain.sample(40, burn_in=60).chains
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.name.replace(" ", "-"))

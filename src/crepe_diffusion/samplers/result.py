@@ -1,0 +1,233 @@
+"""What every sampler returns: draws with weights, and means of them with their errors.
+
+mean(f) = sum_i w_i f(x_i) +- its standard error,   sum_i w_i = 1
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
+from crepe_diffusion.diagnostics.estimates import mean_of
+from crepe_diffusion.errors import InputError, check_choice
+from crepe_diffusion.evaluate import Counts
+from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.resampling import Systematic
+
+__all__ = ["Chains", "Function", "Independent", "Particles", "Result"]
+
+Function = Callable[[Tensor], Tensor]
+"""A scalar of each draw: (n, *event) to (n,)."""
+
+
+@dataclass(frozen=True)
+class Result(ABC):
+    """Draws `x` (n, *event) of the target and what they cost; `weights` (n,) sum to one.
+
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> from crepe_diffusion.samplers import SMC, Plain, ReplicaExchange
+    >>> from crepe_diffusion.schedules import ladder
+    >>> p, steps = GaussianMixture(weights=[1.0], means=[[1.0]], stds=[0.5]), ladder.karras(6, 0.05, 10.0)
+    >>> calls = [
+    ...     ReplicaExchange(p, steps, n_chains=4).sample(20),
+    ...     SMC(p, steps, n_particles=10, n_batches=8).sample(),
+    ...     Plain(p, steps).sample(80),
+    ... ]
+    >>> for out in calls:
+    ...     mean = out.mean(lambda x: x[:, 0])
+    ...     assert out.x.shape == (80, 1) and out.weights.shape == (80,)
+    ...     assert abs(mean.value - 1.0) < 5 * mean.error < 1.0
+    """
+
+    x: Tensor
+    evaluations: Counts
+
+    @property
+    @abstractmethod
+    def weights(self) -> Tensor:
+        """One per draw, (n,), float64; their sum is 1."""
+
+    @abstractmethod
+    def mean(self, function: Function) -> Estimate:
+        """The target's mean of a scalar, with its standard error."""
+
+    @abstractmethod
+    def ess(self, function: Function) -> float:
+        """How many independent draws of the target would give this mean the same error."""
+
+    @property
+    @abstractmethod
+    def log_z(self) -> Estimate:
+        """log Z_0 / Z_M, or NaN where the sampler has no estimate of it."""
+
+    def values(self, function: Function) -> Tensor:
+        """The scalar of each draw, (n,)."""
+        values = function(self.x)
+        if not isinstance(values, Tensor) or values.shape != (len(self.x),):
+            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(type(values).__name__)
+            raise InputError(f"a scalar of the draws must be one number per draw, shape ({len(self.x)},); got {got}")
+        return values
+
+    def _uniform(self) -> Tensor:
+        return torch.full((len(self.x),), 1 / max(1, len(self.x)), dtype=torch.float64, device=self.x.device)
+
+
+@dataclass(frozen=True)
+class Chains(Result):
+    """Draws of several chains; rows run over draws, then chains.
+
+    `iteration` is (draws,); `replica` and `born` are (draws, chains): the replica that made the draw, and the iteration
+    in which it was at the noise end last. `diagnostics` are those of the sampler since burn-in.
+    """
+
+    iteration: Tensor
+    replica: Tensor
+    born: Tensor
+    diagnostics: Diagnostics
+
+    @property
+    def n_chains(self) -> int:
+        return self.diagnostics.n_chains
+
+    def by_chain(self, values: Tensor) -> Tensor:
+        """Values of the rows, (n, ...), arranged as (draws, chains, ...)."""
+        return values.unflatten(0, (len(values) // self.n_chains, self.n_chains))
+
+    @property
+    def chains(self) -> Tensor:
+        """The draws as (draws, chains, *event)."""
+        return self.by_chain(self.x)
+
+    def scalar(self, function: Function) -> Tensor:
+        """A scalar of each draw, (draws, chains)."""
+        return self.by_chain(self.values(function))
+
+    @property
+    def weights(self) -> Tensor:
+        return self._uniform()
+
+    def mean(self, function: Function) -> Estimate:
+        return mean_of(self.scalar(function).to(torch.float64))
+
+    def ess(self, function: Function) -> float:
+        return ess(self.scalar(function))
+
+    def rhat(self, function: Function) -> float:
+        """Rank-normalised split R-hat of a scalar."""
+        return rhat(self.scalar(function))
+
+    @property
+    def log_z(self) -> Estimate:
+        """By Bennett's estimate from the paths in both directions; `diagnostics.log_z` has others."""
+        return self.diagnostics.log_z()
+
+
+@dataclass(frozen=True)
+class Particles(Result):
+    """Weighted draws; rows run over batches, then particles.
+
+    `log_weights` (batches, particles) are normalised in each batch, which estimates log Z as `batch_log_z` (batches,).
+    `level_ess` (levels, batches) is the effective number of particles at each level, before resampling there.
+    `pool` weighs the batches: `"equal"`, or by their estimates of Z, `"z"`, which is consistent for any size of batch.
+    """
+
+    log_weights: Tensor
+    batch_log_z: Tensor
+    level_ess: Tensor
+    n_resamplings: Tensor
+    pool: str = "equal"
+
+    def __post_init__(self) -> None:
+        check_choice("pool", self.pool, ("equal", "z"))
+
+    @property
+    def n_batches(self) -> int:
+        return len(self.log_weights)
+
+    def by_batch(self, values: Tensor) -> Tensor:
+        """Values of the rows, (n, ...), arranged as (batches, particles, ...)."""
+        return values.unflatten(0, (self.n_batches, -1))
+
+    @property
+    def batch_ess(self) -> Tensor:
+        """Effective number of particles in each batch at the end, (batches,): `1 / sum_i w_i^2`."""
+        return 1 / (2 * self.log_weights).exp().sum(1)
+
+    @property
+    def batch_weights(self) -> Tensor:
+        """How much each batch counts, (batches,)."""
+        if self.pool == "z":
+            return self.batch_log_z.softmax(0)
+        return torch.full_like(self.batch_log_z, 1 / self.n_batches)
+
+    @property
+    def weights(self) -> Tensor:
+        return (self.log_weights.exp() * self.batch_weights[:, None]).flatten()
+
+    @property
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What to look at first: effective sizes and how often each batch was resampled."""
+        return {"ess": self.batch_ess, "level_ess": self.level_ess, "n_resamplings": self.n_resamplings}
+
+    def mean(self, function: Function) -> Estimate:
+        """The error comes from the spread between batches. One batch alone has only its weights to judge by, which
+        leaves out what resampling correlates: too small an error where few ancestors are left.
+        """
+        values = self.values(function).to(torch.float64)
+        value = float(self.weights @ values)
+        if self.n_batches == 1:
+            return Estimate(value, math.sqrt(self._variance(values) / float(self.batch_ess)))
+        own = (self.log_weights.exp() * self.by_batch(values)).sum(1)
+        b = self.n_batches
+        error = math.sqrt(b / (b - 1) * float((self.batch_weights * (own - value)).square().sum()))
+        return Estimate(value, error)
+
+    def ess(self, function: Function) -> float:
+        variance, error = self._variance(self.values(function).to(torch.float64)), self.mean(function).error
+        return variance / error**2 if error else 0.0
+
+    def _variance(self, values: Tensor) -> float:
+        return float(self.weights @ (values - self.weights @ values).square())
+
+    @property
+    def log_z(self) -> Estimate:
+        """The log of the mean of the batches' unbiased estimates of Z; one batch alone gives no error."""
+        b = self.n_batches
+        value = float(self.batch_log_z.logsumexp(0)) - math.log(b)
+        spread = float((self.batch_log_z - value).exp().std()) if b > 1 else math.nan
+        return Estimate(value, spread / math.sqrt(b))
+
+    def resampled(self, stream: Stream) -> Tensor:
+        """Equally weighted draws (n, *event), resampled within each batch."""
+        index, _ = Systematic()(self.log_weights, stream)
+        b, n = self.log_weights.shape
+        return self.x[(index + torch.arange(b)[:, None] * n).flatten()]
+
+
+@dataclass(frozen=True)
+class Independent(Result):
+    """Independent draws without weights; how far their law is from the target is not measured."""
+
+    diagnostics: None = None
+
+    @property
+    def weights(self) -> Tensor:
+        return self._uniform()
+
+    def mean(self, function: Function) -> Estimate:
+        values = self.values(function).to(torch.float64)
+        error = float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return Estimate(float(values.mean()), error)
+
+    def ess(self, function: Function) -> float:
+        return float(len(self.values(function)))
+
+    @property
+    def log_z(self) -> Estimate:
+        return Estimate(math.nan, math.nan)
