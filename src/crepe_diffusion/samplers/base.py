@@ -87,7 +87,10 @@ class Continuing(Protocol[InfoT]):
         """One iteration."""
 
     def output(self) -> Tensor:
-        """The draws of the last iteration, (chains, *event); the same at every call."""
+        """The draws of the last iteration, (chains, *event); the same at every call.
+
+        Finishing below level 0 may cost network rows each time.
+        """
 
     def draw_row(self, info: InfoT) -> dict[str, np.ndarray]:
         """The values of `draw_columns` for one iteration."""
