@@ -316,7 +316,7 @@ def test_cooled_particles_follow_score_and_reward_with_less_noise():
     target = (MIXTURE**c).tilt(
         lambda x: 0.4 * x[:, 0] - x[:, 1] ** 2, on="state", guidance="gradient", anneal=cd.anneal.power(2, floor=0.2)
     )
-    x, end, _, _ = one_step(target, "fkc-noise", n_batches=n)
+    x, end, _, _ = one_step(target, cd.FeynmanKac(cooled=True), n_batches=n)
     s, t = ONE_STEP.times.tolist()
     d = t**2 - s**2
     score = c * (MIXTURE.predict(x, ONE_STEP.times[1].expand(n)) - x) / t**2
