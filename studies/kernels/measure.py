@@ -272,7 +272,11 @@ def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Re
             errors += [problem.mode_error(x.flatten(0, 1)) for x in run.replicates]
             costs.append(run.rows)
         yield _versus(problem, name, errors, costs)
-    variants: dict[str, cd.Weight] = {"rne": cd.PathWork(), "fkc": cd.FeynmanKac(), "fkc-noise": cd.FeynmanKac(cooled=True)}
+    variants: dict[str, cd.Weight] = {
+        "rne": cd.PathWork(),
+        "fkc": cd.FeynmanKac(),
+        "fkc-noise": cd.FeynmanKac(cooled=True),
+    }
     if problem.target.rewards:
         variants |= {"twisted": cd.Twisted(), "fk-steering": cd.Steering()}
     for weights, small in [(v, False) for v in variants] + [("rne", True)]:
