@@ -16,14 +16,14 @@ from crepe_diffusion.run.log import chain_lines
 from crepe_diffusion.run.store import read_store
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["crepe_diffusion.run", "crepe_diffusion.presets.builtin"])
+SERVER.set_forkserver_preload(["crepe_diffusion.run.runner", "crepe_diffusion.presets.builtin"])
 
 CONFIG: dict[str, Any] = {
     "experiment": "mixture-tilt",
-    "ladder": {"n_levels": 4, "substeps": 1, "adapt_at": [7]},
+    "ladder": {"n_levels": 4, "substeps": 1},
     "sampler": {"n_chains": 2, "fit_samples": 16},
     # Everything is written all the time: about half of all moments lie within some write.
-    "output": {"burn_in": 5, "flush_seconds": 0.0, "checkpoint_iterations": 4, "thin": 2},
+    "output": {"burn_in": 5, "adapt_at": [7], "flush_seconds": 0.0, "checkpoint_iterations": 4, "thin": 2},
     "stop": {"iterations": 20},
 }
 MIDDLE = 10
@@ -48,11 +48,11 @@ def go(
     if flush_seconds is not None:
         config = {**CONFIG, "output": {**CONFIG["output"], "flush_seconds": flush_seconds}}
     run = Run.resume(folder) if (folder / "config.toml").exists() else Run.start(folder, config)
-    if run.chain.iteration < MIDDLE and len(run.history) == 1:
+    if run.sampler.iteration < MIDDLE and len(run.history.entries) == 1:
         run.run(iterations=MIDDLE)
-    if len(run.history) == 1:
+    if len(run.history.entries) == 1:
         run.refine(
-            add=[{"name": "wall", "kind": "near", "parameters": {"centre": 2.0}}], change={"right": {"scale": 2.0}}
+            add=[{"name": "wall", "function": {"kind": "near", "centre": 2.0}}], change={"right": {"scale": 2.0}}
         )
     run.run(iterations=n)
     run.close()
@@ -111,7 +111,7 @@ def measure_memory(folder: Path, counts: list[int], results: Any) -> None:
     config = {
         **CONFIG,
         "ladder": {"n_levels": 3},
-        "sampler": {"n_chains": 2, "fit_samples": 16, "explorer": "none"},
+        "sampler": {"n_chains": 2, "fit_samples": 16, "explorer": {"kind": "none"}},
         "output": {"flush_seconds": 0.2, "checkpoint_seconds": 0.5, "burn_in": 10},
     }
     unsynced()

@@ -34,7 +34,7 @@ def test_run_check_refine_resume(tmp_path: Path, capsys: pytest.CaptureFixture[s
     data = read_run(folder)
     assert data.target.tolist() == [0] * 8 + [1] * 4
     (wall,) = data.targets[1]["rewards"]
-    assert (wall["scale"], wall["parameters"]["centre"]) == (0.5, 2.0)
+    assert (wall["scale"], wall["function"]["centre"]) == (0.5, 2.0)
     chunk = folder / "samples.zarr/x/c.0.0.0"
     chunk.write_bytes(chunk.read_bytes()[:-2])
     assert main(["check", str(folder)]) == 4

@@ -85,7 +85,7 @@ def traced(target, levels, n: int, n_chains: int = 3, scalars=None, name: str = 
 @pytest.fixture(scope="module")
 def data() -> RunData:
     return replace(
-        traced(PLANE**1.5, ladder.karras(9, 0.02, 20.0), 150, scalars=SCALARS, explorer=cd.Bounce()), burn_in=30
+        traced(PLANE**1.5, ladder.karras(9, 0.02, 20.0), 150, scalars=SCALARS, explorer=cd.Bounce()), n_burnt=30
     )
 
 
@@ -145,8 +145,8 @@ def test_numbers_follow_the_run(data, page, tmp_path):
 
 
 def test_the_verdict_comes_first_in_words(data, tmp_path):
-    short = Page(write_report(replace(data, burn_in=140, status="running"), tmp_path / "r.html").read_text())
-    said = verdict(replace(data, burn_in=140))
+    short = Page(write_report(replace(data, n_burnt=140, status="running"), tmp_path / "r.html").read_text())
+    said = verdict(replace(data, n_burnt=140))
     assert ("section", "data-level", said.level) in short.attributes
     assert said.level == "do not trust"
     assert next(iter(short.text)) == "verdict"
@@ -202,7 +202,7 @@ def test_names_are_text_and_never_markup(data, tmp_path):
 
 
 def cut(data: RunData, n: int) -> RunData:
-    front = {k: getattr(data, k)[:n] for k in ("x", "iteration", "replica", "born", "target")}
+    front = {k: getattr(data, k)[:n] for k in ("x", "iteration", "target")}
     trace = {k: v[:n] for k, v in data.trace.items()}
     return replace(data, **front, trace=trace, scalars={k: v[:n] for k, v in data.scalars.items()})
 
@@ -223,7 +223,7 @@ PARTIAL = {
     "one draw": lambda d: cut(d, 1),
     "no draw": lambda d: cut(d, 0),
     "nothing recorded": lambda d: replace(cut(d, 1), diagnostics=nothing_recorded(d)),
-    "all burnt": lambda d: replace(d, burn_in=len(d.x)),
+    "all burnt": lambda d: replace(d, n_burnt=len(d.x)),
     "not finite": with_minus_infinity,
     "constant": lambda d: replace(d, scalars={"one": np.ones_like(d.scalars["first"])}),
     "target just changed": lambda d: replace(d, targets=[*d.targets, {"from_iteration": 151, "rewards": []}]),

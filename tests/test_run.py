@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 import crepe_diffusion as cd
 from crepe_diffusion.diagnostics import RunData
 from crepe_diffusion.presets import builtin
-from crepe_diffusion.run import DamagedError, Run, checkpoint, files, rows, stopping
+from crepe_diffusion.run import DamagedError, Run, checkpoint, files, stopping
 from crepe_diffusion.run.folder import problems, read_run, status
 from crepe_diffusion.run.log import chain_lines
 from crepe_diffusion.run.store import Column, Store, read_store
@@ -65,7 +66,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(name: str, tmp_path: Path) ->
     assert_same_run(tmp_path / "parts", tmp_path / "whole")
     data = read_run(tmp_path / "whole")
     assert data.n_draws == 12
-    assert data.burn_in == 4
+    assert data.n_burnt == 4
     assert data.diagnostics.n_iterations == 8
 
 
@@ -75,16 +76,18 @@ def test_a_run_equals_the_sampler_that_it_wraps(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"n_chains": 3, "seed": 5, "proposal": cd.Proposal("paper", clip=2.0)}
     chain = cd.ReplicaExchange(target, ladder, explorer=cd.Langevin(0.5), **settings)
     wanted = chain.sample(6, burn_in=4, thin=2)
-    with Run(tmp_path / "run", target, ladder, explorer=cd.Langevin(0.5), thin=2, burn_in=4, **settings) as run:
+    sampler = cd.ReplicaExchange(target, ladder, explorer=cd.Langevin(0.5), **settings)
+    with Run(tmp_path / "run", sampler, thin=2, burn_in=4) as run:
+        assert run.sampler is sampler
         run.run(iterations=7)
     with Run.resume(tmp_path / "run", target=target) as run:
         run.run(iterations=16)
-        assert run.chain.stream == chain.stream
+        assert run.sampler.stream == chain.stream
     data = read_run(tmp_path / "run")
-    assert data.burn_in == 2
+    assert data.n_burnt == 2
     assert np.array_equal(data.x[2:], wanted.chains.numpy())
     assert np.array_equal(data.iteration[2:], wanted.iteration.numpy())
-    assert np.array_equal(data.born[2:], wanted.born.numpy())
+    assert np.array_equal(data.columns["born"][2:], wanted.born.numpy())
     assert torch.equal(data.diagnostics.acceptance(), wanted.diagnostics.acceptance())
     assert data.diagnostics.log_z() == wanted.diagnostics.log_z()
 
@@ -92,11 +95,11 @@ def test_a_run_equals_the_sampler_that_it_wraps(tmp_path: Path) -> None:
 def test_draws_carry_their_lineage(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", small(output={"thin": 3, "trace_every": 2})) as run:
         run.run(iterations=40)
-        infos = run.chain
+        infos = run.sampler
     data = read_run(tmp_path / "run")
     assert data.iteration.tolist() == list(range(3, 41, 3))
     assert data.trace["iteration"].tolist() == list(range(2, 41, 2))
-    assert (data.born <= data.iteration[:, None]).all()
+    assert (data.columns["born"] <= data.iteration[:, None]).all()
     last = infos.state.replica_at()[:, 0].numpy()
     assert (data.trace["level"][-1][np.arange(2), last] == 0).all()
     active = ~np.isnan(data.trace["acceptance"])
@@ -137,19 +140,19 @@ def test_other_tools_read_the_samples(tmp_path: Path) -> None:
 
 
 def test_refinement_is_part_of_the_run(tmp_path: Path) -> None:
-    wall = {"name": "wall", "kind": "near", "parameters": {"centre": 2.0}}
+    wall = {"name": "wall", "function": {"kind": "near", "centre": 2.0}}
     with Run.start(tmp_path / "run", small(output={"burn_in": 3})) as run:
         run.run(iterations=8)
         run.refine(add=[wall])
         run.run(iterations=14)
-        run.refine(remove=["right"], change={"wall": {"scale": 3.0, "parameters": {"width": 0.5}}})
+        run.refine(remove=["right"], change={"wall": {"scale": 3.0, "function": {"width": 0.5}}})
         run.run(iterations=20)
     data = read_run(tmp_path / "run")
     assert data.target.tolist() == [0] * 8 + [1] * 6 + [2] * 6
     assert [t["from_iteration"] for t in data.targets] == [1, 9, 15]
     assert [[r["name"] for r in t["rewards"]] for t in data.targets] == [["right"], ["right", "wall"], ["wall"]]
-    assert data.targets[2]["rewards"][0]["parameters"] == {"centre": 2.0, "width": 0.5, "axis": 0}
-    assert data.burn_in == 17
+    assert data.targets[2]["rewards"][0]["function"] == {"kind": "near", "centre": 2.0, "width": 0.5, "axis": 0}
+    assert data.n_burnt == 17
     assert data.diagnostics.n_iterations == 3
     assert "15 new target: wall (scale 3)" in [" ".join(line.split()) for line in chain_lines(tmp_path / "run/log.txt")]
 
@@ -160,9 +163,10 @@ def test_a_refinement_survives_a_crash_before_any_checkpoint(tmp_path: Path) -> 
         run.run(iterations=6)
         run.refine(change={"right": {"scale": 4.0}})
         if crash:
-            run._scheduled()
+            while run.history.take_up(run.sampler):
+                run._target_changed()
             for _ in range(3):
-                run._keep(run.chain.step())
+                run._keep(run.sampler.step())
             run.close()
             run = Run.resume(folder)
         run.run(iterations=12)
@@ -194,10 +198,10 @@ def test_a_refused_refinement_changes_nothing(tmp_path: Path) -> None:
             run.refine(remove=["rigth"])
         with pytest.raises(cd.InputError, match="unknown key 'scal', did you mean 'scale'"):
             run.refine(change={"right": {"scal": 2.0}})
-        with pytest.raises(cd.InputError, match="parameters: unknown key 'center', did you mean 'centre'"):
-            run.refine(add=[{"name": "wall", "kind": "near", "parameters": {"center": 1.0}}])
+        with pytest.raises(cd.InputError, match="function: unknown key 'center', did you mean 'centre'"):
+            run.refine(add=[{"name": "wall", "function": {"kind": "near", "center": 1.0}}])
         with pytest.raises(cd.InputError, match="there is a reward 'right' already"):
-            run.refine(add=[{"name": "right", "kind": "near"}])
+            run.refine(add=[{"name": "right", "function": {"kind": "near"}}])
         with pytest.raises(cd.NonFiniteError):
             run.refine(add=[cd.Reward(lambda x: x[:, 0] * math.nan, name="broken")])
         with pytest.raises(cd.InputError, match="nothing to change"):
@@ -211,13 +215,13 @@ def test_a_refused_refinement_changes_nothing(tmp_path: Path) -> None:
 def test_rewards_made_in_python_are_asked_for_again(tmp_path: Path) -> None:
     target, ladder = mixture().tilt(lambda x: x[:, 0], name="right"), cd.ladder.karras(4, 0.05, 20.0)
     wall = cd.Reward(lambda x: -(x[:, 0] ** 2), name="wall")
-    with Run(tmp_path / "run", target, ladder, fit_samples=16) as run:
+    with Run(tmp_path / "run", cd.ReplicaExchange(target, ladder, fit_samples=16)) as run:
         run.run(iterations=4)
         run.refine(add=[wall], change={"right": {"scale": 0.5}})
         run.run(iterations=8)
     with pytest.raises(cd.InputError, match="made in Python: resume it there"):
         Run.resume(tmp_path / "run")
-    with pytest.raises(cd.InputError, match="reward 'wall' was made in Python"):
+    with pytest.raises(cd.InputError, match="function of reward 'wall' was made in Python"):
         Run.resume(tmp_path / "run", target=target)
     with pytest.raises(cd.InputError, match="rewards or the proposal give other values"):
         Run.resume(tmp_path / "run", target=target, rewards=[cd.Reward(lambda x: x[:, 0], name="wall")])
@@ -231,7 +235,7 @@ def test_rewards_made_in_python_are_asked_for_again(tmp_path: Path) -> None:
 
 def test_a_changed_model_is_refused(tmp_path: Path) -> None:
     ladder = cd.ladder.karras(4, 0.05, 20.0)
-    with Run(tmp_path / "run", mixture(), ladder, fit_samples=16) as run:
+    with Run(tmp_path / "run", cd.ReplicaExchange(mixture(), ladder, fit_samples=16)) as run:
         run.run(iterations=4)
     with pytest.raises(cd.InputError, match="the model or its process gives other values"):
         Run.resume(tmp_path / "run", target=mixture(0.1))
@@ -241,13 +245,22 @@ def test_a_changed_model_is_refused(tmp_path: Path) -> None:
     assert "the model or its process gives other values" in heard[0]
 
 
-def test_a_forgotten_process_is_refused(tmp_path: Path) -> None:
-    process = cd.processes.Gaussian(variance=1.0)
-    with Run(tmp_path / "run", mixture(), cd.ladder.karras(4, 0.05, 20.0), process=process) as run:
+def test_a_process_is_kept_or_has_to_be_passed_again(tmp_path: Path) -> None:
+    ladder = cd.ladder.karras(4, 0.05, 20.0)
+    with Run(
+        tmp_path / "run", cd.ReplicaExchange(mixture(), ladder, process=cd.processes.Gaussian(variance=1.0))
+    ) as run:
         run.run(iterations=2)
-    with pytest.raises(cd.InputError, match="the model or its process gives other values"):
-        Run.resume(tmp_path / "run", target=mixture())
-    with Run.resume(tmp_path / "run", target=mixture(), process=process) as run:
+    with Run.resume(tmp_path / "run", target=mixture()) as run:
+        assert run.sampler.process == cd.processes.Gaussian(variance=1.0)
+    with pytest.raises(cd.InputError, match=r"config\.toml was changed"):
+        Run.resume(tmp_path / "run", target=mixture(), process=cd.processes.Gaussian(variance=0.5))
+    narrow = cd.processes.Gaussian(variance=1.0, basis=torch.eye(1, dtype=torch.float32))
+    with Run(tmp_path / "narrow", cd.ReplicaExchange(mixture(), ladder, process=narrow)) as run:
+        run.run(iterations=2)
+    with pytest.raises(cd.InputError, match=r"\[sampler\] process was made in Python, Gaussian.*process=\.\.\."):
+        Run.resume(tmp_path / "narrow", target=mixture())
+    with Run.resume(tmp_path / "narrow", target=mixture(), process=narrow) as run:
         run.run(iterations=4)
 
 
@@ -274,19 +287,25 @@ BAD = [
     ({"sampler": {"n_chain": 2}}, r"\[sampler\]: unknown key 'n_chain', did you mean 'n_chains'"),
     ({"sampler": {"n_chains": "two"}}, r"\[sampler\] n_chains must be a whole number, got 'two'"),
     ({"sampler": {"n_chains": 0}}, "n_chains must be a positive integer, got 0"),
-    (
-        {"sampler": {"explorer": "bounc"}},
-        "explorer must be bounce, langevin, metropolis, restitch or none, got 'bounc'",
-    ),
-    ({"ladder": {"kind": "cosine"}}, "kind must be karras, geometric, linear or times, got 'cosine'"),
+    ({"sampler": {"explorer": "bounce"}}, r"\[sampler\] explorer must be a table with kind, got 'bounce'"),
+    ({"sampler": {"explorer": {"kind": "bounc"}}}, "explorer: unknown kind 'bounc', did you mean 'bounce'"),
+    ({"sampler": {"explorer": {"kind": "bounce", "n_step": 2}}}, "explorer: unknown key 'n_step', did you mean"),
+    ({"sampler": {"explorer": {"kind": "bounce", "n_steps": 1.5}}}, "n_steps must be a whole number, got 1.5"),
+    ({"sampler": {"explorer": {"kind": "no_such:Move"}}}, "cannot import 'no_such'"),
+    ({"sampler": {"kind": "smc", "n_chains": 2}}, "unknown key 'n_chains'"),
+    ({"sampler": {"target": 1}}, "'target' is not a key"),
+    ({"ladder": {"kind": "cosine"}}, "unknown kind 'cosine'.* known are karras, geometric, linear"),
     ({"ladder": {"sigma_max": -1}}, "sigma_max must be positive"),
     ({"output": {"thin": 0}}, r"\[output\] thin must be at least 1, got 0"),
     ({"output": {"scalars": ["y"]}}, r"\[output\] scalars: no 'y'"),
     ({"stop": {"ess": 10, "ess_scalar": "y"}}, "'y' is not recorded; recorded are x, last mode"),
     ({"options": {"mean": [1.0]}}, r"\[options\]: unknown key 'mean', did you mean 'means'"),
-    ({"reward": [{"kind": "near"}]}, r"\[\[reward\]\]: 'name' must be given"),
-    ({"reward": [{"name": "a", "kind": "nera"}]}, "unknown kind of reward 'nera', did you mean 'near'"),
-    ({"reward": [{"name": "a", "kind": "near", "anneal": "x"}]}, "anneal must be one of power, linear, constant"),
+    ({"reward": [{"scale": 2.0}]}, r"\[\[reward\]\]: 'name' must be given"),
+    ({"reward": [{"name": "a", "function": {"kind": "nera"}}]}, "unknown kind 'nera', did you mean 'near'"),
+    (
+        {"reward": [{"name": "a", "function": {"kind": "near"}, "anneal": {"kind": "powr"}}]},
+        "anneal: unknown kind 'powr', did you mean 'power'",
+    ),
     ({"reward": {"name": "a"}}, "two pairs of brackets"),
     ({"experiment": "mixture-tlit"}, "no experiment 'mixture-tlit', did you mean 'mixture-tilt'"),
     ({"experiment": "no.such:thing"}, "cannot import 'no.such'"),
@@ -322,13 +341,13 @@ def test_builders_and_rewards_of_ones_own(tmp_path: Path) -> None:
     )
     (tmp_path / "my.toml").write_text(
         'experiment = "my_models_7:build"\n[options]\nmean = 2\n[stop]\niterations = 3\n'
-        '[[reward]]\nname = "away"\nkind = "my_models_7:away"\n'
+        '[[reward]]\nname = "away"\nfunction = { kind = "my_models_7:away" }\n'
     )
     with Run.start(tmp_path / "run", tmp_path / "my.toml") as run:
         run.run()
     config = read_run(tmp_path / "run").config
     assert config["ladder"]["n_levels"] == 3
-    assert config["reward"][0]["parameters"] == {"point": 0.0}
+    assert config["reward"][0]["function"] == {"kind": "my_models_7:away", "point": 0.0}
     assert list(read_run(tmp_path / "run").scalars) == ["x[0]"]
     with Run.resume(tmp_path / "run") as run:
         run.run(iterations=5)
@@ -353,26 +372,26 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 def test_stop_rules(tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", small(stop={"iterations": 0})) as run:
         assert run.run(evaluations=400).reason == "evaluations = 400"
-        rows = run.chain.evaluate.counts.rows
+        rows = run.sampler.evaluate.counts.rows
         assert 400 <= rows < 400 + 40
         assert run.run(seconds=run.seconds + 0.05).reason.startswith("seconds = ")
         outcome = run.run(ess=12.0, ess_scalar="x", iterations=5000)
         assert outcome.reason == "ess = 12"
         assert run.ess() >= 12
-        n = run.chain.iteration
+        n = run.sampler.iteration
     with Run.resume(tmp_path / "run") as run:
         assert run.run().reason == "ess = 12"
-        assert run.chain.iteration == n
+        assert run.sampler.iteration == n
 
 
 def test_a_constant_scalar_does_not_keep_the_ess_rule_from_firing(tmp_path: Path) -> None:
     scalars = {"x": lambda x: x[:, 0], "flat": lambda x: 0 * x[:, 0]}
-    ladder = cd.ladder.karras(4, 0.05, 20.0)
-    with Run(tmp_path / "run", mixture(), ladder, n_chains=2, fit_samples=16, scalars=scalars) as run:
+    sampler = cd.ReplicaExchange(mixture(), cd.ladder.karras(4, 0.05, 20.0), n_chains=2, fit_samples=16)
+    with Run(tmp_path / "run", sampler, scalars=scalars) as run:
         assert run.run(ess=12.0, iterations=5000).reason == "ess = 12"
-        assert 12 <= run.ess() == run.ess_seen
+        assert 12 <= run.ess() == run.ess_rule.seen
     last = [line for line in chain_lines(tmp_path / "run/log.txt") if "effective sample size" in line][-1]
-    assert last.endswith(f"effective sample size {run.ess_seen:.1f}, without flat: constant so far")
+    assert last.endswith(f"effective sample size {run.ess_rule.seen:.1f}, without flat: constant so far")
 
 
 @pytest.mark.parametrize("chosen", [None, "flat"])
@@ -381,19 +400,19 @@ def test_an_ess_rule_that_cannot_be_met_says_so(
 ) -> None:
     monkeypatch.setattr(stopping, "MOST_CONSTANT_DRAWS", 50)
     scalars = {"flat": lambda x: 0 * x[:, 0], "odd": lambda x: x[:, 0] if chosen else 0 * x[:, 0] + 1}
-    ladder = cd.ladder.karras(4, 0.05, 20.0)
-    with Run(tmp_path / "run", mixture(), ladder, fit_samples=16, scalars=scalars) as run:
+    sampler = cd.ReplicaExchange(mixture(), cd.ladder.karras(4, 0.05, 20.0), fit_samples=16)
+    with Run(tmp_path / "run", sampler, scalars=scalars) as run:
         # Another rule will end it: a line in the log is enough.
         assert run.run(ess=12.0, ess_scalar=chosen, iterations=60).reason == "iterations = 60"
         assert "the rule ess = 12 cannot be met: constant in all of 51 draws" in (tmp_path / "run/log.txt").read_text()
         with pytest.raises(cd.InputError, match=r"cannot be met: constant in all of \d+ draws are flat"):
             run.run(ess=12.0, ess_scalar=chosen)
-        n = run.chain.iteration
+        n = run.sampler.iteration
         assert run.run(iterations=n + 2).finished
     assert read_run(tmp_path / "run").n_draws == n + 2
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
+def test_progress_is_shown(tmp_path: Path) -> None:
     seen = []
     with Run.start(tmp_path / "run", small()) as run:
         run.run(iterations=30, progress=seen.append)
@@ -413,10 +432,10 @@ def test_a_failing_reward_keeps_what_was_sampled(tmp_path: Path) -> None:
         return x[:, 0] * (math.nan if calls > 40 else 1.0)
 
     target, ladder = mixture().tilt(reward), cd.ladder.karras(4, 0.05, 20.0)
-    with Run(tmp_path / "run", target, ladder, fit_samples=16) as run:
+    with Run(tmp_path / "run", cd.ReplicaExchange(target, ladder, fit_samples=16)) as run:
         with pytest.raises(cd.NonFiniteError):
             run.run(iterations=500)
-        n = run.chain.iteration
+        n = run.sampler.iteration
     assert read_run(tmp_path / "run").n_draws == n
     assert "failed after iteration" in (tmp_path / "run/log.txt").read_text()
     calls = -(10**9)
@@ -440,7 +459,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             else:
                 run.run(iterations=9)
     with Run.resume(tmp_path / "full") as run:
-        assert run.chain.iteration == 4
+        assert run.sampler.iteration == 4
         run.run(iterations=9)
     assert_same_run(tmp_path / "full", tmp_path / "whole")
 
@@ -450,7 +469,7 @@ def test_on_a_slow_disk_readers_wait_and_not_the_chain(wanted: float, most: int,
     """A flush of 20 ms may come every 2 s; at every iteration if that was asked for."""
     n_flushes = 0
     with Run.start(tmp_path / "run", small(output={"flush_seconds": wanted})) as run:
-        flush = run.store.flush
+        flush = run.recorder.store.flush
 
         def slow(*, arrays: bool = True) -> None:
             nonlocal n_flushes
@@ -458,7 +477,7 @@ def test_on_a_slow_disk_readers_wait_and_not_the_chain(wanted: float, most: int,
             time.sleep(0.02)
             flush(arrays=arrays)
 
-        run.store.flush = slow  # type: ignore[method-assign]
+        run.recorder.store.flush = slow  # type: ignore[method-assign]
         run.run(iterations=8)
     assert n_flushes == min(8, most)
 
@@ -466,19 +485,24 @@ def test_on_a_slow_disk_readers_wait_and_not_the_chain(wanted: float, most: int,
 @pytest.mark.parametrize("shape", [(1, 2), (3, 5), (4, 21), (16, 3)])
 def test_the_trace_does_not_depend_on_how_many_rows_are_made_at_once(shape: tuple[int, int]) -> None:
     """After a crash rows are written again, in other company."""
-    stream, steps = cd.Stream(1), []
+    stream, infos = cd.Stream(1), []
+    ladder = cd.ladder.karras(shape[1], 0.05, 20.0)
+    sampler = cd.ReplicaExchange(mixture(), ladder, n_chains=shape[0], fit_samples=16, explorer=cd.Bounce())
+    info = sampler.step()
     for n in range(1, 101):
         work = 30 * stream.at(n).normal(shape)
         work[:, 0] = [math.nan, -math.inf, math.inf, 0.0][n % 4]
-        active = torch.arange(1, shape[1]) % 2 == n % 2
+        swaps = replace(info.swaps, log_work=work, active=torch.arange(1, shape[1]) % 2 == n % 2)
         level = torch.arange(shape[1]).expand(shape).roll(n, 1)
-        steps.append(rows.Step(n, 0.1 * n, 10 * n, work, active, level, stream.at(n, 1).uniform(shape) < 0.3))
-    whole = rows.trace_rows(steps)
+        explored = stream.at(n, 1).uniform(shape) < 0.3
+        infos.append(replace(info, iteration=n, rows=10 * n, swaps=swaps, level=level, explored=explored))
+    whole = sampler.trace_rows(infos)
+    assert whole.keys() == sampler.trace_columns.keys() == {"acceptance", "level", "explored"}
     for size in (1, 7, 64):
-        parts = [rows.trace_rows(steps[i : i + size]) for i in range(0, 100, size)]
+        parts = [sampler.trace_rows(infos[i : i + size]) for i in range(0, 100, size)]
         for name, values in whole.items():
             assert np.concatenate([part[name] for part in parts]).tobytes() == values.tobytes(), name
-    assert np.array_equal(np.isnan(whole["acceptance"]), ~np.stack([s.active for s in steps]))
+    assert np.array_equal(np.isnan(whole["acceptance"]), ~np.stack([i.swaps.active for i in infos]))
 
 
 def test_rows_given_together_are_spread_over_blocks(tmp_path: Path) -> None:
@@ -508,7 +532,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     heard: list[str] = []
     for name in ("whole", "hurt"):
         with Run.resume(tmp_path / name, tell=heard.append) as run:
-            assert run.chain.iteration == (17 if name == "whole" else 15)
+            assert run.sampler.iteration == (17 if name == "whole" else 15)
             run.run(iterations=20)
     assert len(heard) == 1
     assert str(newest) in heard[0]

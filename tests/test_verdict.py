@@ -59,7 +59,7 @@ def refined(before: int, after: int) -> RunData:
     first = RunData.of(chain.sample(before), chain)
     chain.target = PLANE.tilt(lambda x: x[:, 0], name="right")
     second = RunData.of(chain.sample(after), chain)
-    both = {k: np.concatenate([getattr(first, k), getattr(second, k)]) for k in ("x", "iteration", "replica", "born")}
+    both = {k: np.concatenate([getattr(first, k), getattr(second, k)]) for k in ("x", "iteration")}
     return replace(
         second,
         **both,
@@ -168,7 +168,7 @@ def test_only_draws_that_count_are_judged():
     for v in spoilt.values():
         v[:40] += 20
     assert verdict(replace(data, scalars=spoilt)).level != "ok"
-    assert verdict(replace(data, scalars=spoilt, burn_in=40)).level == "ok"
+    assert verdict(replace(data, scalars=spoilt, n_burnt=40)).level == "ok"
     changed = [*data.targets, {"from_iteration": int(data.iteration[40]), "rewards": []}]
     assert verdict(replace(data, scalars=spoilt, target=np.arange(200) >= 40, targets=changed)).level == "ok"
 

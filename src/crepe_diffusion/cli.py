@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crepe_diffusion import __version__
 from crepe_diffusion.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 Command = Callable[[argparse.Namespace], int]
+EXTRAS = {"matplotlib": "plots", "rich": "plots"}
+"""Which extra brings a package; all others that may be missing belong to runs."""
 FINISHED, FAILED, USAGE, INTERRUPTED, DAMAGED = 0, 1, 2, 3, 4
 
 EXAMPLES = """\
@@ -53,8 +56,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped at once; resume goes on from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone; so should we, without complaint at exit.
+        # The reader of this output has gone; leave too, without complaint at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except ModuleNotFoundError as error:
+        if given.traceback:
+            traceback.print_exc()
+        package = (error.name or "").partition(".")[0]
+        if package == "crepe_diffusion":
+            raise
+        extra = EXTRAS.get(package, "run")
+        print(f"crepe-diffusion: needs {package!r}: pip install 'crepe-diffusion[{extra}]'", file=sys.stderr)
         return FAILED
     except Exception as error:
         if given.traceback:
@@ -75,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"crepe-diffusion {__version__}")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--traceback", action="store_true", help="show where an error came from")
     shared.add_argument("--quiet", action="store_true", help="print errors only")
@@ -135,7 +148,7 @@ def _run(given: argparse.Namespace) -> int:
     elif is_name:
         from crepe_diffusion.run.experiment import find
 
-        find(given.config)  # says what there is
+        find(given.config)  # an error lists what there is
         config = {"experiment": given.config}
     else:
         config = read_toml(path)
@@ -156,7 +169,7 @@ def _resume(given: argparse.Namespace) -> int:
 
 
 def _go(run: Run, given: argparse.Namespace) -> int:
-    """Run until a stop rule is met, show how it goes, and say where everything lies."""
+    """Run until a stop rule is met, show how it goes, and print where everything lies."""
     with run, _bar(given.quiet, str(run.folder)) as progress:
         outcome = run.run(
             iterations=given.iterations,
@@ -167,7 +180,7 @@ def _go(run: Run, given: argparse.Namespace) -> int:
             progress=progress,
         )
     if not given.quiet:
-        print(f"{run.folder}: {outcome.reason} after {run.chain.iteration} iterations")
+        print(f"{run.folder}: {outcome.reason} after {run.sampler.iteration} iterations")
     if outcome.finished and not given.no_report:
         path = _write_report(run.folder, run.folder / "report.html", given.quiet)
         if path is not None and not given.quiet:
@@ -177,7 +190,7 @@ def _go(run: Run, given: argparse.Namespace) -> int:
 
 def _refine(given: argparse.Namespace) -> int:
     from crepe_diffusion.run import control
-    from crepe_diffusion.run.config import read_toml, reward_table
+    from crepe_diffusion.run.config import read_toml
     from crepe_diffusion.run.experiment import build
     from crepe_diffusion.run.folder import read_targets, require_run, status
 
@@ -194,7 +207,7 @@ def _refine(given: argparse.Namespace) -> int:
         if config["experiment"] != "python":
             experiment, _ = build(config["experiment"], config.get("options", {}))
             for table in rewards:
-                reward_table(table, experiment)
+                experiment.reward_table(table)
     path = control.ask(given.folder, request)
     if not running:
         print(f"{given.folder} is not running; the new target is in force when it is resumed")
@@ -250,7 +263,6 @@ def _list(given: argparse.Namespace) -> int:
 
 
 def _write_report(folder: Path, path: Path, quiet: bool) -> Path | None:
-
     try:
         from crepe_diffusion.report import write_report
         from crepe_diffusion.run import read_run
@@ -292,18 +304,17 @@ def _assign(config: dict[str, Any], text: str) -> None:
 
 
 def _reward(words: list[str]) -> dict[str, Any]:
-    """`NAME KEY=VALUE ...` as a reward table; keys that it does not know are parameters of its function."""
-    from crepe_diffusion.run.config import RewardTable
+    """`NAME KEY=VALUE ...` as a reward table; keys that are none of `Reward`'s belong to its function."""
+    from crepe_diffusion.targets import Reward
 
     table: dict[str, Any] = {"name": words[0]}
-    parameters: dict[str, Any] = {}
     for word in words[1:]:
-        key, equals, value = word.partition("=")
+        key, equals, _ = word.partition("=")
         if not equals:
             raise InputError(f"{words[0]!r} is followed by KEY=VALUE pairs, got {word!r}")
-        known = key in RewardTable.__dataclass_fields__ and key != "parameters"
-        (table if known else parameters)[key.removeprefix("parameters.")] = _value(value)
-    return {**table, "parameters": parameters} if parameters else table
+        own = key.partition(".")[0] in Reward.__dataclass_fields__
+        _assign(table, word if own else f"function.{word}")
+    return table
 
 
 @contextmanager

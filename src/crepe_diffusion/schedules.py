@@ -20,7 +20,7 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["Annealing", "Ladder", "anneal", "interpolate", "ladder"]
+__all__ = ["Annealing", "Constant", "Ladder", "Linear", "Power", "anneal", "interpolate", "ladder"]
 
 
 @dataclass(frozen=True)
@@ -187,30 +187,48 @@ class _OfTime:
         return self.function(t)
 
 
+@dataclass(frozen=True)
+class Power:
+    """`gamma(u) = (f + (1 - f) u)^exponent` with `f = floor^(1/exponent)`: the paper's 5 (images) and 10 (mazes).
+
+    >>> Power(10)(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
+    [1e-10, 1.0]
+    """
+
+    exponent: float = 5.0
+    floor: float = 1e-10
+
+    def __post_init__(self) -> None:
+        if not self.exponent > 0 or not 0 <= self.floor < 1:
+            raise InputError(f"need exponent > 0 and 0 <= floor < 1, got {self.exponent!r} and {self.floor!r}")
+
+    def __call__(self, u: Tensor, /) -> Tensor:
+        start = self.floor ** (1 / self.exponent)
+        return (start + (1 - start) * u) ** self.exponent
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`gamma(u) = u`."""
+
+    def __call__(self, u: Tensor, /) -> Tensor:
+        return u
+
+
+@dataclass(frozen=True)
+class Constant:
+    """`gamma = 1` at every level; the noise end is then only approximately Gaussian."""
+
+    def __call__(self, u: Tensor, /) -> Tensor:
+        return torch.ones_like(u)
+
+
 class anneal:
     """Reward annealing `gamma(u)`, where u runs from 0 at the noise end to 1 at the data end; see `Annealing`."""
 
-    @staticmethod
-    def power(exponent: float, floor: float = 1e-10) -> Annealing:
-        """`(f + (1 - f) u)^exponent` with `f = floor^(1/exponent)`: the paper's 5 (images) and 10 (mazes).
-
-        >>> anneal.power(10)(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
-        [1e-10, 1.0]
-        """
-        if not exponent > 0 or not 0 <= floor < 1:
-            raise InputError(f"need exponent > 0 and 0 <= floor < 1, got {exponent!r} and {floor!r}")
-        start = floor ** (1 / exponent)
-        return lambda u: (start + (1 - start) * u) ** exponent
-
-    @staticmethod
-    def linear() -> Annealing:
-        """`gamma = u`."""
-        return lambda u: u
-
-    @staticmethod
-    def constant() -> Annealing:
-        """`gamma = 1` at every level; the noise end is then only approximately Gaussian."""
-        return torch.ones_like
+    power = Power
+    linear = Linear
+    constant = Constant
 
     @staticmethod
     def of_time(function: Callable[[Tensor], Tensor]) -> Annealing:

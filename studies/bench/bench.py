@@ -188,8 +188,9 @@ def store_cost(folder: Path, seconds: float = 60.0) -> StoreCost:
     target = cd.models.Denoiser(Network((16,), width=256, depth=2), (16,)) ** 1.5
     ladder = cd.ladder.karras(21, 0.02, 20.0, substeps=2)
     whole, report = Watch(), Watch()
-    with cd.Run(folder, target, ladder, n_chains=4, explorer=cd.Bounce()) as run:
-        chain, flush = run.chain, (run.store, "flush")
+    chain = cd.ReplicaExchange(target, ladder, n_chains=4, explorer=cd.Bounce())
+    with cd.Run(folder, chain) as run:
+        flush = (run.recorder.store, "flush")
         with watching((chain, "step"), (chain, "output")) as sampling, watching(flush) as flushes, whole.running():
             run.run(seconds=seconds)
     with report.running():

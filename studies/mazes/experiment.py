@@ -57,9 +57,13 @@ def maze_plan(
         anneals={"matched": way_point_term(grid, model, n, style, torch.zeros(2)).anneal},
         scalars=scalars,
         defaults={
-            "ladder": {"kind": "times", "times": steps.times.tolist(), "finish": list(steps.finish)},
-            "sampler": {"n_chains": 2, "explorer": "restitch", "clip": style.clip or 0.0},
-            "reward": [{"name": term.name, "kind": "python"} for term in coupling],
+            "ladder": {"kind": "ladder", "times": steps.times.tolist(), "finish": list(steps.finish)},
+            "sampler": {
+                "n_chains": 2,
+                "explorer": {"kind": "restitch", "between": list(style.between)},
+                "proposal": {"clip": style.clip} if style.clip else {},
+            },
+            "reward": [{"name": term.name} for term in coupling],
             "output": {"burn_in": 50},
             "stop": {"iterations": 200},
         },

@@ -210,7 +210,8 @@ def run(
     start = time.process_time()
     with tempfile.TemporaryDirectory() as elsewhere:
         data = _crepe(folder or Path(elsewhere) / "crepe", target, shorter, process, n_samples, seed, truth, progress)
-    series, diagnostics = torch.from_numpy(data.x[data.burn_in :, :, 0]), data.diagnostics
+    series, diagnostics = torch.from_numpy(data.x[data.n_burnt :, :, 0]), data.diagnostics
+    assert diagnostics is not None
     rows, seconds = data.counts.rows, time.process_time() - start
     crepe = Method.of("CREPE", series.T.flatten(), truth, SEGMENTS * N_CHAINS, rows=rows, seconds=seconds)
     x = truth.draw(n_samples, cd.Stream(seed).at("exact"))
@@ -248,8 +249,8 @@ def _crepe(
         progress("CREPE", draws - seen)
         seen = draws
 
-    options = {"n_chains": N_CHAINS, "seed": seed, "process": process, "burn_in": BURN_IN, "scalars": scalars}
-    with cd.Run(folder, target, levels, **options) as run:  # type: ignore[arg-type]
+    sampler = cd.ReplicaExchange(target, levels, n_chains=N_CHAINS, seed=seed, process=process)
+    with cd.Run(folder, sampler, burn_in=BURN_IN, scalars=scalars) as run:
         run.run(iterations=BURN_IN + n_samples // N_CHAINS, progress=show)
         return run.data()
 

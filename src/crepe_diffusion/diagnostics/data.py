@@ -1,7 +1,6 @@
-"""What a run has produced, as plain arrays: the one thing that reports, verdicts and notebooks look at.
+"""What a run has produced, as plain arrays: all that reports, verdicts and notebooks need.
 
-x[draw, chain, *event] drawn at iteration[draw] under targets[target[draw]], by replica[draw, chain], born at the
-noise end in iteration born[draw, chain]
+x[draw, chain, *event] drawn at iteration[draw] under targets[target[draw]]
 """
 
 from __future__ import annotations
@@ -26,11 +25,13 @@ __all__ = ["RunData"]
 class RunData:
     """A run, or an in-memory chain, at one moment.
 
-    `burn_in` draws at the front are not to be judged. `diagnostics` begin after burn-in and with the target now in
-    force; of a running run they are as old as its last checkpoint. `trace` holds one row per recorded iteration:
-    `iteration`, `seconds` and `rows` (both since the beginning), `acceptance` (rows, pairs; the mean of min(1, alpha)
-    over chains, NaN where a pair did not meet), `explored` (rows, levels), and `level` (rows, chains, replicas) unless
-    it would be large.
+    The first `n_burnt` draws are not to be judged. `columns` (draws, chains) are what the sampler keeps of its draws:
+    for replica exchange `replica`, and `born`, the iteration in which that one was at the noise end last.
+    `diagnostics` begin after burn-in and with the target now in force; of a running run they are as old as its last
+    checkpoint, and they are None where nothing is exchanged. `trace` holds one row per recorded iteration: `iteration`,
+    `seconds` and `rows` (both since the beginning), and for replica exchange `acceptance` (rows, pairs; the mean of
+    min(1, alpha) over chains, NaN where a pair did not meet), `explored` (rows, levels), and `level` (rows, chains,
+    replicas) unless it would be large.
     """
 
     name: str
@@ -39,17 +40,16 @@ class RunData:
     status: str
     x: np.ndarray
     iteration: np.ndarray
-    replica: np.ndarray
-    born: np.ndarray
     target: np.ndarray
     targets: list[dict[str, Any]]
-    burn_in: int
+    n_burnt: int
     scalars: dict[str, np.ndarray]
     trace: dict[str, np.ndarray]
     levels: np.ndarray
     substeps: int
-    diagnostics: Diagnostics
+    diagnostics: Diagnostics | None
     counts: Counts
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -77,17 +77,16 @@ class RunData:
             status="finished",
             x=x.numpy(force=True),
             iteration=samples.iteration.numpy(force=True),
-            replica=samples.replica.numpy(force=True),
-            born=samples.born.numpy(force=True),
             target=np.zeros(len(x), dtype=np.int64),
             targets=[{"from_iteration": 1, "rewards": [{"name": r.name} for r in chain.target.rewards]}],
-            burn_in=0,
+            n_burnt=0,
             scalars={key: samples.scalar(f).numpy(force=True) for key, f in functions.items()},
             trace={},
             levels=chain.ladder.levels.numpy(),
             substeps=chain.ladder.substeps,
             diagnostics=samples.diagnostics,
             counts=samples.evaluations,
+            columns={"replica": samples.replica.numpy(force=True), "born": samples.born.numpy(force=True)},
         )
 
     def to_xarray(self) -> Any:
@@ -99,19 +98,20 @@ class RunData:
         event = [f"event_{i}" for i in range(self.x.ndim - 2)]
         variables: dict[str, Any] = {
             "x": (["chain", "draw", *event], self.x.swapaxes(0, 1)),
-            "replica": (["chain", "draw"], self.replica.T),
-            "born": (["chain", "draw"], self.born.T),
             "target": (["draw"], self.target),
         }
+        for name, values in self.columns.items():
+            more = [f"{name}_{i}" for i in range(values.ndim - 2)]
+            variables[name] = (["chain", "draw", *more], values.swapaxes(0, 1))
         for name, values in self.scalars.items():
             variables[f"scalar {name}" if name in variables else name] = (["chain", "draw"], values.T)
         coordinates = {"chain": np.arange(self.n_chains), "draw": np.arange(self.n_draws)}
-        data = xarray.Dataset(variables, coordinates, {"name": self.name, "burn_in": self.burn_in})
+        data = xarray.Dataset(variables, coordinates, {"name": self.name, "n_burnt": self.n_burnt})
         return data.assign_coords(iteration=("draw", self.iteration))
 
 
 def default_scalars(event_shape: tuple[int, ...]) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The first coordinates of an event, where nobody said what to look at."""
+    """The first coordinates of an event, where no scalars were chosen."""
     n = int(torch.Size(event_shape).numel())
     return {f"x[{i}]": _coordinate(i) for i in range(min(n, 4))}
 

@@ -1,4 +1,4 @@
-"""What a verdict and a report look at: the numbers of a run, each computed once and only from draws that count.
+"""What a verdict and a report are made of: the numbers of a run, each computed once and only from draws that count.
 
 judged = draws of the target now in force, after burn-in
 """
@@ -112,16 +112,26 @@ def _drift(values: torch.Tensor) -> float:
 
 
 class Evidence:
-    """One run's numbers; whoever asks twice gets the same ones."""
+    """One run's numbers, each computed once."""
 
     def __init__(self, data: RunData):
-        self.data, self.diagnostics = data, data.diagnostics
+        self.data = data
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether replicas were exchanged at all; all that concerns levels needs that."""
+        return self.data.diagnostics is not None
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        assert self.data.diagnostics is not None, "the sampler of this run exchanges nothing"
+        return self.data.diagnostics
 
     @cached_property
     def judged(self) -> np.ndarray:
         """Which draws belong to the present target and come after burn-in."""
         data = self.data
-        return (data.target == len(data.targets) - 1) & (np.arange(len(data.target)) >= data.burn_in)
+        return (data.target == len(data.targets) - 1) & (np.arange(len(data.target)) >= data.n_burnt)
 
     @property
     def n_draws(self) -> int:
@@ -177,7 +187,7 @@ class Evidence:
 
     @cached_property
     def log_z_stride(self) -> int:
-        """Every how manieth meeting the free energies use."""
+        """The free energies use every meeting whose number is a multiple of this."""
         return math.ceil(self.diagnostics.works()[0].numel() / LOG_Z_NUMBERS) or 1
 
     @cached_property
@@ -196,7 +206,7 @@ class Evidence:
 
 
 def _thinned(diagnostics: Diagnostics, stride: int) -> Diagnostics:
-    """A copy that knows every `stride`-th meeting only."""
+    """A copy that holds every `stride`-th meeting only."""
     if stride == 1:
         return diagnostics
     copy = Diagnostics(torch.zeros(diagnostics.n_chains, diagnostics.n_levels, dtype=torch.long))

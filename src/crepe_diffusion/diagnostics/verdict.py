@@ -73,7 +73,8 @@ def verdict(data: RunData) -> Verdict:
 
 def judge(evidence: Evidence) -> Verdict:
     """The same from evidence that somebody else also needs."""
-    found = sorted((f for rule in RULES for f in rule(evidence)), key=lambda f: -LEVELS.index(f.level))
+    rules = RULES if evidence.exchanges else [rule for rule in RULES if rule not in OF_EXCHANGE]
+    found = sorted((f for rule in rules for f in rule(evidence)), key=lambda f: -LEVELS.index(f.level))
     level = found[0].level if found else "ok"
     return Verdict(level, [f.reason for f in found], list(dict.fromkeys(f.advice for f in found)))
 
@@ -91,7 +92,7 @@ def _length(e: Evidence) -> Iterator[Finding]:
 
 
 def _nonfinite(e: Evidence) -> Iterator[Finding]:
-    counts, d = e.data.counts, e.diagnostics
+    counts = e.data.counts
     n = sum(counts.nonfinite.values())
     if n:
         level, most = max(counts.nonfinite.items(), key=lambda item: item[1])
@@ -102,7 +103,8 @@ def _nonfinite(e: Evidence) -> Iterator[Finding]:
             f" of them ({most:,}) near level {level} (t = {e.time(level)})",
             "evaluate the model and each reward alone at that noise and mend it: rejected rows cut the target off",
         )
-    if d.n_iterations >= 8 and not e.works_known:
+    if e.exchanges and e.diagnostics.n_iterations >= 8 and not e.works_known:
+        d = e.diagnostics
         yield Finding(
             "do not trust",
             f"of {int(d.tries.sum()) * d.n_chains:,} meetings {percent(1 - e.finite_works)} had no finite log-work: the"
@@ -214,7 +216,7 @@ def _mixing(e: Evidence) -> Iterator[Finding]:
 
 def _longer(e: Evidence, advice: str) -> str:
     """More of the same does not help a chain whose replicas cannot travel."""
-    stuck = e.diagnostics.restarts() < FEW_RESTARTS and e.acceptance.min(initial=1.0) < STUCK_ACCEPTANCE
+    stuck = e.exchanges and e.diagnostics.restarts() < FEW_RESTARTS and e.acceptance.min(initial=1.0) < STUCK_ACCEPTANCE
     return "do not run longer before replicas can travel" if stuck else advice
 
 
@@ -264,6 +266,9 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _explorer,
     _free_energy,
 )
+
+OF_EXCHANGE = (_ladder, _trips, _explorer, _free_energy)
+"""Rules for samplers that exchange replicas between levels."""
 
 
 def percent(share: float) -> str:

@@ -17,7 +17,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models import GaussianMixture, TokenTable
 from crepe_diffusion.random import Stream
-from crepe_diffusion.run.experiment import Experiment
+from crepe_diffusion.run import Experiment
 from crepe_diffusion.targets import guided
 
 __all__ = ["masked_tokens", "mixture_guidance", "mixture_tilt", "plane_tempering"]
@@ -82,7 +82,7 @@ def plane_tempering(beta: float = 2.0, n_modes: int = 6, radius: float = 5.0) ->
 
 
 def mixture_guidance(scale: float = 2.0) -> Experiment:
-    """Plain of strength `scale` towards a class whose modes overlap with the others."""
+    """Guidance of strength `scale` towards a class whose modes overlap with the others."""
     means = [[-4.0, 0.0], [0.0, 1.0], [3.0, -1.0]]
     stds = [0.6, 0.8, 0.5]
     unconditional = GaussianMixture([0.4, 0.35, 0.25], means, stds)

@@ -213,10 +213,9 @@ def _zoom(ax: Axes, late: np.ndarray) -> None:
 
 
 def _mark_history(ax: Axes, data: RunData) -> None:
-    if data.burn_in and len(data.iteration):
-        ax.axvspan(
-            data.iteration[0], data.iteration[min(data.burn_in, len(data.iteration)) - 1], color="0.5", alpha=0.2, lw=0
-        )
+    if data.n_burnt and len(data.iteration):
+        last = data.iteration[min(data.n_burnt, len(data.iteration)) - 1]
+        ax.axvspan(data.iteration[0], last, color="0.5", alpha=0.2, lw=0)
     for change in data.targets[1:]:
         ax.axvline(change["from_iteration"], color=RED, ls="--", lw=1)
 

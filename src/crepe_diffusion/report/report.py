@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,11 +48,9 @@ def write_report(data: RunData, path: str | Path) -> Path:
         page.box(judge(e), data.status == "running"),
         _notes(data),
         _glance(e),
-        _communication(
-            e, draw(figures.acceptance(e), figures.barrier(e), figures.index_process(e), figures.round_trips(e))
-        ),
+        _communication(e, draw) if e.exchanges else Html(""),
         _scalars(e, draw(*_scalar_figures(e))),
-        _free_energy(e, draw(figures.log_z(e))),
+        _free_energy(e, draw(figures.log_z(e))) if e.exchanges else Html(""),
         _cost(e),
         _samples(e, draw(figures.samples(_judged_or_all(e)))),
         _history(data),
@@ -84,22 +82,24 @@ def _least_ess(e: Evidence) -> float:
 
 
 def _glance(e: Evidence) -> Html:
-    d, counts = e.diagnostics, e.data.counts
-    return page.cards(
-        [
-            ("draws", f"{e.n_draws:,} x {e.data.x.shape[1]}", "draws judged x chains"),
-            ("ess", number(round(_least_ess(e), 0)), "effective draws of the slowest scalar"),
-            ("restarts", number(d.restarts()), "fresh arrivals at the data end"),
+    shown: list[tuple[str, object, str]] = [
+        ("draws", f"{e.n_draws:,} x {e.data.x.shape[1]}", "draws judged x chains"),
+        ("ess", number(round(_least_ess(e), 0)), "effective draws of the slowest scalar"),
+        ("rows", f"{e.data.counts.rows:,}", "network rows"),
+    ]
+    if e.exchanges:
+        shown[2:2] = [
+            ("restarts", number(e.diagnostics.restarts()), "fresh arrivals at the data end"),
             ("acceptance", percent(float(e.acceptance.mean())), "mean acceptance"),
             ("lambda", f"{e.barrier.value:.4g}", f"barrier Lambda, +- {e.barrier.error:.2g}"),
             ("log_z", f"{e.log_z['bar'].value:.4g}", f"log Z (BAR), +- {e.log_z['bar'].error:.2g}"),
-            ("rows", f"{counts.rows:,}", "network rows"),
         ]
-    )
+    return page.cards(shown)
 
 
-def _communication(e: Evidence, pictures: Html) -> Html:
+def _communication(e: Evidence, draw: Callable[..., Html]) -> Html:
     d = e.diagnostics
+    pictures = draw(figures.acceptance(e), figures.barrier(e), figures.index_process(e), figures.round_trips(e))
     slowest = int(e.acceptance.argmin())
     rows: list[tuple[object, object]] = [
         ("levels, sub-steps between them", f"{d.n_levels}, {e.data.substeps}"),
@@ -140,7 +140,7 @@ def _scalars(e: Evidence, pictures: Html) -> Html:
         for s in e.scalars
     ]
     burnt = (
-        f"{len(e.data.x) - e.n_draws:,} of {len(e.data.x):,} draws a chain are not judged: burn-in, and targets no"
+        f"{len(e.data.x) - e.n_draws:,} of {len(e.data.x):,} draws per chain are not judged: burn-in, and targets no"
         " longer in force (grey in the traces; a dashed line marks a change of target). Drift is the mean of the second"
         " half of the others minus that of the first, in standard errors: beyond 4.5, burn-in is not over."
     )
@@ -240,7 +240,9 @@ def write_comparison(runs: Sequence[RunData], path: str | Path) -> Path:
     per_million = [1e6 * _least_ess(e) / max(1.0, _rows(e.data)[-1]) if e.n_draws else math.nan for e in cut]
     verdicts = [judge(e) for e in whole]
     pictures: list[figures.Picture | None] = [figures.efficiency(list(zip(names, per_million, strict=True)))]
-    pictures.append(figures.acceptances([(name, e.acceptance) for name, e in zip(names, whole, strict=True)]))
+    exchanged = [(name, e.acceptance) for name, e in zip(names, whole, strict=True) if e.exchanges]
+    if exchanged:
+        pictures.append(figures.acceptances(exchanged))
     scalars = list(dict.fromkeys(s.name for e in whole for s in e.scalars))
     for i, scalar in enumerate(scalars[:MAX_SCALAR_FIGURES]):
         curves = [(n, *_running(e, scalar)) for n, e in zip(names, whole, strict=True)]
@@ -253,11 +255,11 @@ def write_comparison(runs: Sequence[RunData], path: str | Path) -> Path:
             f"{e.data.counts.rows:,}",
             f"{_least_ess(c):.0f}" if not math.isnan(_least_ess(c)) else "-",
             number(p, 3),
-            percent(float(e.acceptance.mean())),
+            percent(float(e.acceptance.mean())) if e.exchanges else "-",
             len(e.data.levels),
-            str(e.barrier),
-            str(e.log_z["bar"]),
-            e.diagnostics.restarts(),
+            str(e.barrier) if e.exchanges else "-",
+            str(e.log_z["bar"]) if e.exchanges else "-",
+            e.diagnostics.restarts() if e.exchanges else "-",
         )
         for name, v, e, c, p in zip(names, verdicts, whole, cut, per_million, strict=True)
     ]
@@ -287,9 +289,9 @@ def _rows(data: RunData) -> np.ndarray:
 def _within(data: RunData, budget: float) -> RunData:
     """The same run as it was when it had spent so many rows."""
     n = max(1, int((_rows(data) <= budget).sum()))
-    front = {k: getattr(data, k)[:n] for k in ("x", "iteration", "replica", "born", "target")}
-    targets = data.targets[: int(front["target"].max(initial=0)) + 1]
-    return replace(data, **front, targets=targets, scalars={k: v[:n] for k, v in data.scalars.items()})
+    front: dict[str, Any] = {k: getattr(data, k)[:n] for k in ("x", "iteration", "target")}
+    front |= {k: {name: v[:n] for name, v in getattr(data, k).items()} for k in ("columns", "scalars")}
+    return replace(data, **front, targets=data.targets[: int(front["target"].max(initial=0)) + 1])
 
 
 def _running(e: Evidence, scalar: str) -> tuple[np.ndarray, np.ndarray]:

@@ -1,10 +1,31 @@
-"""Runs that people can trust: a folder with samples, checkpoints, a history of targets, a log and a report."""
+"""Runs that last: a folder with samples, checkpoints, a history of targets and a log."""
 
-from crepe_diffusion.run.experiment import Experiment
-from crepe_diffusion.run.files import DamagedError, publish
-from crepe_diffusion.run.folder import read_run
-from crepe_diffusion.run.progress import Progress
-from crepe_diffusion.run.runner import Run
-from crepe_diffusion.run.stopping import Outcome
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from crepe_diffusion.run.experiment import Experiment
+    from crepe_diffusion.run.files import DamagedError, publish
+    from crepe_diffusion.run.folder import read_run
+    from crepe_diffusion.run.progress import Progress
+    from crepe_diffusion.run.runner import Run
+    from crepe_diffusion.run.stopping import Outcome
 
 __all__ = ["DamagedError", "Experiment", "Outcome", "Progress", "Run", "publish", "read_run"]
+
+# Imported on first use: an `Experiment` can be defined without the packages that writing a run needs.
+ROOMS = {
+    "DamagedError": "files",
+    "Experiment": "experiment",
+    "Outcome": "stopping",
+    "Progress": "progress",
+    "Run": "runner",
+    "publish": "files",
+    "read_run": "folder",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{ROOMS[name]}"), name)

@@ -1,8 +1,8 @@
 """Checkpoints: all of a chain's state in a directory that appears at one stroke, and is read against checksums.
 
 checkpoints/00000120/state.json                 where the run stands, and the checksums of the other two
-checkpoints/00000120/state.safetensors          replicas with what is known of them
-checkpoints/00000120/diagnostics.safetensors    what was recorded: all that a report needs
+checkpoints/00000120/state.safetensors          the sampler's snapshot
+checkpoints/00000120/diagnostics.safetensors    ladder, counts and diagnostics: all that a report needs
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.files import ASIDE, DamagedError, digest, encode_json, publish_all, read_json, sync_directory
+from crepe_diffusion.samplers.base import Continuing
 
-__all__ = ["Position", "load", "newest", "verify", "write"]
+__all__ = ["Position", "load", "newest", "reported", "verify", "write"]
 
-SCHEMA = 1
+SCHEMA = 2
 N_KEPT = 2
-REPORTED = ("diagnostics.", "counts.", "setup.", "ladder.")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,15 @@ class Position:
     history: list[dict[str, Any]]
 
 
-def write(folder: Path, position: Position, tensors: dict[str, Tensor]) -> None:
+def reported(sampler: Continuing[Any]) -> dict[str, Tensor]:
+    """What a report needs of a sampler besides its draws."""
+    parts = {"ladder": sampler.ladder.state_dict(), "counts": sampler.evaluate.counts.state_dict()}
+    if sampler.diagnostics is not None:
+        parts["diagnostics"] = sampler.diagnostics.state_dict()
+    return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
+
+
+def write(folder: Path, position: Position, snapshot: dict[str, Tensor], reported: dict[str, Tensor]) -> None:
     """Publish a checkpoint and forget all but the last two; a crash at any moment leaves the earlier ones."""
     root = folder / "checkpoints"
     final = root / f"{position.iteration:08d}"
@@ -51,11 +60,11 @@ def write(folder: Path, position: Position, tensors: dict[str, Tensor]) -> None:
     aside = root / (ASIDE + final.name)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
-    reported = {name: value for name, value in tensors.items() if name.startswith(REPORTED)}
-    state = {name: value for name, value in tensors.items() if name not in reported}
+    # What a report needs is usually part of the snapshot too, and then written once.
+    state = {name: value for name, value in snapshot.items() if not _same(value, reported.get(name))}
     contents = {
         aside / "state.safetensors": safetensors.torch.save(state),
-        aside / "diagnostics.safetensors": safetensors.torch.save(reported),
+        aside / "diagnostics.safetensors": safetensors.torch.save(_kept(reported)),
     }
     checksums = {path.name: digest(content) for path, content in contents.items()}
     summary = {"schema": SCHEMA, **asdict(position), "files": checksums}
@@ -77,9 +86,9 @@ def load(path: Path, *, only_reported: bool = False) -> tuple[Position, dict[str
     except OSError as error:
         raise DamagedError(path / "state.json", f"missing or unreadable ({error.strerror})") from None
     if state["schema"] != SCHEMA:
-        raise DamagedError(path / "state.json", f"written in schema {state['schema']}, this version reads {SCHEMA}")
+        raise InputError(f"{path} was written in schema {state['schema']}; this version reads {SCHEMA} only")
     tensors: dict[str, Tensor] = {}
-    for name, checksum in state["files"].items():
+    for name, checksum in sorted(state["files"].items()):  # of two of one name, that of the state counts
         if only_reported and name != "diagnostics.safetensors":
             continue
         try:
@@ -96,7 +105,7 @@ def load(path: Path, *, only_reported: bool = False) -> tuple[Position, dict[str
 def newest(
     folder: Path, tell: Callable[[DamagedError], None], *, only_reported: bool = False
 ) -> tuple[Path, Position, dict[str, Tensor]]:
-    """The newest checkpoint that is whole; `tell` hears of every one that is not."""
+    """The newest checkpoint that is whole; `tell` is called with the error of every one that is not."""
     damaged: list[Path] = []
     while True:
         left = [path for path in _all(folder) if path not in damaged]
@@ -128,6 +137,14 @@ def verify(folder: Path) -> list[DamagedError]:
             if path.exists():
                 errors.append(error)
     return errors if _all(folder) else [DamagedError(folder / "checkpoints", "holds no checkpoint")]
+
+
+def _same(a: Tensor, b: Tensor | None) -> bool:
+    return b is not None and a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def _kept(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
 
 
 def _all(folder: Path) -> list[Path]:

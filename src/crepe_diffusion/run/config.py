@@ -1,6 +1,6 @@
 """Configurations: TOML in, every default written out, and an error for every key that means nothing.
 
-schema defaults  <  defaults of the experiment  <  the file  <  the command line
+defaults of the classes  <  defaults of the experiment  <  the file  <  the command line
 """
 
 from __future__ import annotations
@@ -8,123 +8,52 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import tomli_w
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.kernels import Bounce, Explorer, Langevin, SingleToken
-from crepe_diffusion.proposals import Proposal
-from crepe_diffusion.run.experiment import Experiment, nearest
+from crepe_diffusion.run.configured import arguments, configure, found, merged, nearest, recorded
+from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import digest
 from crepe_diffusion.schedules import Ladder, ladder
-from crepe_diffusion.stitching import Restitch
 
-__all__ = ["Config", "read_toml", "reward_table"]
+__all__ = ["Config", "Output", "Stop", "read_toml"]
 
-
-@dataclass(frozen=True)
-class LadderTable:
-    """`kind` is karras, geometric, linear or times; `adapt_at` lists iterations at which levels are moved."""
-
-    kind: str = "karras"
-    n_levels: int = 21
-    sigma_min: float = 0.01
-    sigma_max: float = 20.0
-    rho: float = 7.0
-    t_min: float = 0.0
-    t_max: float = 1.0
-    substeps: int = 1
-    n_finish: int = 0
-    times: list[float] = field(default_factory=list)
-    finish: list[float] = field(default_factory=list)
-    adapt_at: list[int] = field(default_factory=list)
-
-    def make(self) -> Ladder:
-        match self.kind:
-            case "karras":
-                return ladder.karras(
-                    self.n_levels, self.sigma_min, self.sigma_max, self.rho, self.substeps, self.n_finish
-                )
-            case "geometric":
-                return ladder.geometric(self.n_levels, self.sigma_min, self.sigma_max, self.substeps, self.n_finish)
-            case "linear":
-                return ladder.linear(self.n_levels, self.t_min, self.t_max, self.substeps, self.n_finish)
-            case "times":
-                return ladder.of(self.times, self.substeps, self.finish)
-        raise InputError(f"[ladder] kind must be karras, geometric, linear or times, got {self.kind!r}")
+LADDERS = {name: getattr(ladder, name) for name in ("karras", "geometric", "linear")}
+MADE_BY_A_RUN = ("target", "ladder", "start")
+"""Arguments of a sampler that have tables of their own, or come from a checkpoint."""
 
 
 @dataclass(frozen=True)
-class SamplerTable:
-    """Settings of `ReplicaExchange`; 0 means no limit for `micro_batch` and `clip`, "" means the target's own."""
-
-    n_chains: int = 4
-    seed: int = 0
-    explorer: str = "bounce"
-    explorer_steps: int = 1
-    explorer_scale: float = 1.0
-    restitch_candidates: int = 2048
-    restitch_chance: float = 0.05
-    restitch_between: list[float] = field(default_factory=lambda: [0.07, 0.16])
-    proposal: str | list[float] = "balanced"
-    proposal_exponents: list[float] = field(default_factory=list)
-    guidance: str = ""
-    clip: float = 0.0
-    micro_batch: int = 0
-    nonfinite: str = "raise"
-    fit_samples: int = 256
-
-    def make_explorer(self) -> Explorer | None:
-        match self.explorer:
-            case "none":
-                return None
-            case "bounce":
-                return Bounce(self.explorer_steps)
-            case "langevin":
-                return Langevin(self.explorer_scale)
-            case "metropolis":
-                return SingleToken(self.explorer_steps)
-            case "restitch":
-                if len(self.restitch_between) != 2:
-                    raise InputError(f"[sampler] restitch_between must be two times, got {self.restitch_between!r}")
-                low, high = self.restitch_between
-                return Restitch(self.restitch_candidates, self.restitch_chance, (low, high))
-        raise InputError(
-            f"[sampler] explorer must be bounce, langevin, metropolis, restitch or none, got {self.explorer!r}"
-        )
-
-    def make_proposal(self) -> Proposal:
-        k = self.proposal if isinstance(self.proposal, str) else tuple(self.proposal)
-        return Proposal(
-            k,  # type: ignore[arg-type]
-            tuple(self.proposal_exponents) or None,
-            self.guidance or None,
-            self.clip or None,
-        )
-
-
-@dataclass(frozen=True)
-class OutputTable:
+class Output:
     """What is kept, and how often it is brought to disk; `burn_in` counts iterations, after every change of target.
 
-    `scalars` chooses among those of the experiment ([] takes all). A checkpoint is due after so many seconds, and
-    after so many iterations (0: never by count).
+    `scalars` chooses among those of the experiment (empty: all). `adapt_at` lists iterations at which levels are moved
+    so that all pairs reject equally. A checkpoint is due after so many seconds, and after so many iterations (0: never
+    by count).
     """
 
     thin: int = 1
     burn_in: int = 0
-    scalars: list[str] = field(default_factory=list)
+    scalars: tuple[str, ...] = ()
+    adapt_at: tuple[int, ...] = ()
     trace_every: int = 1
     checkpoint_seconds: float = 60.0
     checkpoint_iterations: int = 0
     flush_seconds: float = 10.0
 
+    def __post_init__(self) -> None:
+        least = {"thin": 1, "trace_every": 1}
+        for name in ("thin", "trace_every", "burn_in", *CADENCE):
+            if getattr(self, name) < least.get(name, 0):
+                raise InputError(f"[output] {name} must be at least {least.get(name, 0)}, got {getattr(self, name)!r}")
+
 
 @dataclass(frozen=True)
-class StopTable:
+class Stop:
     """When a run is finished: whichever comes first, counted over all its sessions; 0 means never.
 
     `evaluations` counts network rows; `ess` is the effective sample size that `ess_scalar` ("": every scalar) reaches.
@@ -136,89 +65,99 @@ class StopTable:
     ess: float = 0.0
     ess_scalar: str = ""
 
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.name != "ess_scalar"):
+            if getattr(self, name) < 0:
+                raise InputError(f"[stop] {name} must be at least 0, got {getattr(self, name)!r}")
 
-@dataclass(frozen=True)
-class RewardTable:
-    """One reward term: `kind` and `parameters` say which function, the others are those of `Reward`."""
-
-    name: str
-    kind: str
-    scale: float = 1.0
-    guidance: str = "none"
-    on: str = "prediction"
-    anneal: str = "power"
-    anneal_exponent: float = 5.0
-    anneal_floor: float = 1e-10
-    parameters: dict[str, Any] = field(default_factory=dict)
+    @staticmethod
+    def of(table: Mapping[str, Any]) -> Stop:
+        return Stop(**arguments(Stop, table, "[stop]")[0])
 
 
 CADENCE = ("checkpoint_seconds", "checkpoint_iterations", "flush_seconds")
-TABLES = {"ladder": LadderTable, "sampler": SamplerTable, "output": OutputTable, "stop": StopTable}
+TABLES = ("options", "ladder", "sampler", "output", "stop")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration. What may change between sessions (`[stop]`, cadences) is not part of its `identity`."""
+    """A resolved configuration: tables as a file holds them, and the objects that they describe.
+
+    What may change between sessions (`[stop]`, cadences) is not part of its `identity`.
+    """
 
     experiment: str
     options: dict[str, Any]
-    ladder: LadderTable
-    sampler: SamplerTable
-    output: OutputTable
-    stop: StopTable
+    ladder: dict[str, Any]
+    sampler: dict[str, Any]
+    output: Output
+    stop: Stop
     reward: list[dict[str, Any]]
+    levels: Ladder
+    sampler_class: Any
+    sampler_arguments: dict[str, Any]
 
     @staticmethod
-    def resolve(given: Mapping[str, Any], experiment: Experiment, options: dict[str, Any]) -> Config:
-        """All tables with all defaults, checked; the options are those that the experiment was built with."""
-        known = ["experiment", "options", "reward", *TABLES]
+    def resolve(
+        given: Mapping[str, Any],
+        experiment: Experiment,
+        options: dict[str, Any],
+        objects: Mapping[str, Any] | None = None,
+    ) -> Config:
+        """All tables with all defaults, checked.
+
+        `options` are those that the experiment was built with; `objects` are arguments of the sampler that were made in
+        Python.
+        """
+        known = ["experiment", "reward", *TABLES]
         for key in given:
             if key not in known:
-                raise InputError(f"unknown key {key!r}{nearest(key, known)}; known are {', '.join(known)}")
-        tables = {
-            name: table(cls, {**experiment.defaults.get(name, {}), **_as_table(given, name)}, f"[{name}]")
-            for name, cls in TABLES.items()
-        }
+                raise InputError(f"unknown key {key!r}{nearest(key, known)} known are {', '.join(known)}")
+        for name in TABLES:
+            if not isinstance(given.get(name, {}), Mapping):
+                raise InputError(f"{name} must be a table, [{name}], got {given[name]!r}")
+        tables = {name: merged(experiment.defaults.get(name, {}), given.get(name, {})) for name in TABLES}
+        levels = configure({"kind": "karras", **tables["ladder"]}, "[ladder]", LADDERS)
+        if not isinstance(levels.value, Ladder):
+            raise InputError(f"[ladder]: {tables['ladder']['kind']!r} must make a Ladder, got {levels.value!r}")
+        sampler_class, values, record = _sampler(tables["sampler"], objects or {})
         rewards = given.get("reward", experiment.defaults.get("reward", []))
         if not isinstance(rewards, list):
             raise InputError("rewards are given as [[reward]] tables, with two pairs of brackets")
+        output = Output(**arguments(Output, tables["output"], "[output]")[0])
         config = Config(
             experiment=given["experiment"],
             options=options,
-            reward=[reward_table(r, experiment) for r in rewards],
-            **tables,
+            ladder=levels.plain,
+            sampler=record,
+            output=output,
+            stop=Stop.of(tables["stop"]),
+            reward=[experiment.reward_table(r) for r in rewards],
+            levels=levels.value,
+            sampler_class=sampler_class,
+            sampler_arguments=values,
         )
-        config._check(experiment)
+        config._check_scalars(experiment)
         return config
 
-    def _check(self, experiment: Experiment) -> None:
-        for name, value, least in (
-            ("[output] thin", self.output.thin, 1),
-            ("[output] trace_every", self.output.trace_every, 1),
-            ("[output] burn_in", self.output.burn_in, 0),
-            ("[output] checkpoint_iterations", self.output.checkpoint_iterations, 0),
-            ("[output] checkpoint_seconds", self.output.checkpoint_seconds, 0),
-            ("[output] flush_seconds", self.output.flush_seconds, 0),
-            *((f"[stop] {f.name}", getattr(self.stop, f.name), 0) for f in fields(StopTable) if f.name != "ess_scalar"),
-        ):
-            if value < least:
-                raise InputError(f"{name} must be at least {least}, got {value!r}")
-        scalars = self.output.scalars or list(experiment.scalars)
+    def _check_scalars(self, experiment: Experiment) -> None:
+        scalars = list(self.output.scalars or experiment.scalars)
         for scalar in self.output.scalars:
             if experiment.scalars and scalar not in experiment.scalars:
                 near = nearest(scalar, experiment.scalars)
-                raise InputError(f"[output] scalars: no {scalar!r}{near}; there are {', '.join(experiment.scalars)}")
+                raise InputError(f"[output] scalars: no {scalar!r}{near} there are {', '.join(experiment.scalars)}")
         wanted = self.stop.ess_scalar
         if wanted and scalars and wanted not in scalars:
             raise InputError(f"[stop] ess_scalar: {wanted!r} is not recorded; recorded are {', '.join(scalars)}")
 
     def to_dict(self) -> dict[str, Any]:
+        """As a file holds it."""
         return {
             "experiment": self.experiment,
             "options": self.options,
-            "ladder": asdict(self.ladder),
-            "sampler": asdict(self.sampler),
-            "output": asdict(self.output),
+            "ladder": self.ladder,
+            "sampler": self.sampler,
+            "output": {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self.output).items()},
             "stop": asdict(self.stop),
             "reward": self.reward,
         }
@@ -234,63 +173,25 @@ class Config:
         return digest(json.dumps(value, sort_keys=True).encode())
 
 
-def table(cls: type, given: Mapping[str, Any], what: str) -> Any:
-    """A table of the schema, its keys and types checked."""
-    hints = get_type_hints(cls)
-    for key in given:
-        if key not in hints:
-            raise InputError(f"{what}: unknown key {key!r}{nearest(key, hints)}; known are {', '.join(hints)}")
-    missing = [
-        f.name
-        for f in fields(cls)
-        if f.name not in given and f.default is f.default_factory  # both MISSING
-    ]
-    if missing:
-        raise InputError(f"{what}: {', '.join(map(repr, missing))} must be given")
-    return cls(**{key: _typed(value, hints[key], f"{what} {key}") for key, value in given.items()})
-
-
-def reward_table(given: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """A `[[reward]]` table with every default, its kind and parameters checked."""
-    if not isinstance(given, Mapping):
-        raise InputError(f"a reward is a table with name and kind, got {given!r}")
-    what = f"[[reward]] {given['name']!r}:" if "name" in given else "[[reward]]"
-    value = asdict(table(RewardTable, given, what))
-    value["parameters"] = experiment.parameters(value)
-    experiment.term(value)
-    return value
-
-
-def _as_table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = given.get(name, {})
-    if not isinstance(value, Mapping):
-        raise InputError(f"{name} must be a table, [{name}], got {value!r}")
-    return value
-
-
-def _typed(value: Any, hint: Any, what: str) -> Any:
-    """The value, with whole numbers taken for floats; anything else of a wrong type is an error."""
-    words = {
-        int: "a whole number",
-        float: "a number",
-        str: "a string",
-        list[int]: "a list of whole numbers",
-        list[float]: "a list of numbers",
-        list[str]: "a list of strings",
-        dict[str, Any]: "a table",
-    }
-    if hint == str | list[float]:
-        return _typed(value, str if isinstance(value, str) else list[float], what)
-    plain = not isinstance(value, bool)
-    if hint is float and isinstance(value, (int, float)) and plain:
-        return float(value)
-    if hint in (int, str) and isinstance(value, hint) and plain:
-        return value
-    if hint == dict[str, Any] and isinstance(value, Mapping):
-        return dict(value)
-    if hint in (list[int], list[float], list[str]) and isinstance(value, (list, tuple)):
-        return [_typed(v, hint.__args__[0], what) for v in value]
-    raise InputError(f"{what} must be {words[hint]}, got {value!r}")
+def _sampler(table: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """The class of a `[sampler]` table, its arguments, and the table with every default."""
+    kind = table.get("kind", "replica-exchange")
+    cls = found(kind, "[sampler]")
+    for name in MADE_BY_A_RUN:
+        if name in table:
+            raise InputError(f"[sampler]: {name!r} is not a key of this table")
+    fields = {name: value for name, value in table.items() if name not in ("kind", *objects)}
+    for name, value in fields.items():
+        if isinstance(value, Mapping) and "python" in value:
+            raise InputError(
+                f"[sampler] {name} was made in Python, {value['python']}: pass it again,"
+                f" Run.resume(folder, target=..., {name}=...)"
+            )
+    values, record = arguments(cls, fields, "[sampler]", skip=(*MADE_BY_A_RUN, *objects))
+    for name, value in objects.items():
+        arguments(cls, {name: value}, "[sampler]", skip=MADE_BY_A_RUN)
+    written = {name: recorded(value) for name, value in objects.items() if value is not None}
+    return cls, {**values, **objects}, {"kind": kind, **record, **written}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

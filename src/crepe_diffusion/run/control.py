@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.experiment import nearest
+from crepe_diffusion.run.configured import merged, nearest
 from crepe_diffusion.run.files import ASIDE, DamagedError, read_json, write_json
 
 __all__ = ["Request", "answer", "ask", "await_answer", "pending", "refined"]
@@ -36,14 +36,13 @@ def refined(rewards: Sequence[Mapping[str, Any]], request: Request) -> list[dict
     table = {r["name"]: dict(r) for r in rewards}
     for name in [*request.remove, *request.change]:
         if name not in table:
-            raise InputError(f"no reward term {name!r}{nearest(name, table)}; there are {', '.join(table) or 'none'}")
+            raise InputError(f"no reward term {name!r}{nearest(name, table)} there are {', '.join(table) or 'none'}")
     for name in request.remove:
         del table[name]
     for name, values in request.change.items():
         if name in request.remove:
             raise InputError(f"reward {name!r} cannot be both removed and changed")
-        parameters = {**table[name]["parameters"], **values.get("parameters", {})}
-        table[name] |= {**values, "parameters": parameters}
+        table[name] = merged(table[name], values)
     for term in request.add:
         if term.get("name") in table:
             raise InputError(f"there is a reward {term['name']!r} already; change it, or choose another name")
@@ -62,7 +61,7 @@ def ask(folder: Path, request: Request) -> Path:
 
 
 def pending(folder: Path) -> list[tuple[Path, Request | DamagedError]]:
-    """Requests that nobody has answered, oldest first."""
+    """Requests without an answer, oldest first."""
     out: list[tuple[Path, Request | DamagedError]] = []
     for name in sorted(os.listdir(folder / "control")):
         path = folder / "control" / name
@@ -81,13 +80,13 @@ def pending(folder: Path) -> list[tuple[Path, Request | DamagedError]]:
 
 
 def answer(path: Path, accepted: bool, text: str) -> None:
-    """Say what became of a request, and take it away."""
+    """Write what became of a request, and take it away."""
     write_json(path.with_suffix(".answer.json"), {"accepted": accepted, "text": text})
     path.unlink(missing_ok=True)
 
 
 def await_answer(path: Path, seconds: float) -> tuple[bool, str] | None:
-    """What became of a request, if it is known in time."""
+    """What became of a request, if that is known in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

@@ -1,4 +1,4 @@
-"""A run is a folder; this is where each thing lies, who holds it, and how all of it is read.
+"""A run is a folder: where each thing lies, which process holds it, and how all of it is read.
 
 config.toml   run.json   targets.json   samples.zarr/   checkpoints/   control/   log.txt   outcome.json   report.html
 """
@@ -17,9 +17,10 @@ from crepe_diffusion.diagnostics import Diagnostics
 from crepe_diffusion.diagnostics.data import RunData
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts
-from crepe_diffusion.run import checkpoint
+from crepe_diffusion.run import checkpoint, identity
 from crepe_diffusion.run.config import read_toml
 from crepe_diffusion.run.files import DamagedError, digest, read_json
+from crepe_diffusion.run.recorder import OWN
 from crepe_diffusion.run.store import read_store, verify_store
 from crepe_diffusion.schedules import Ladder
 
@@ -53,7 +54,7 @@ class Lock:
         if fcntl is None:
             return
         self.file = open(self.path, "a+")  # noqa: SIM115 - held until release
-        # Someone who asks for the status holds it for a moment; someone who runs holds it for long.
+        # `status` holds it for a moment; a process that runs holds it for long.
         for _ in range(50):
             try:
                 fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,9 +108,11 @@ def n_burnt(iteration: np.ndarray, targets: list[dict[str, Any]], burn_in: int) 
     return int((iteration < targets[-1]["from_iteration"] + burn_in).sum())
 
 
-def read_run(folder: Path) -> RunData:
-    """Everything of a run, verified; see `RunData.read`."""
+def read_run(folder: str | Path) -> RunData:
+    """Everything that a run has produced so far, verified; also while it goes on, from any process."""
+    folder = Path(folder)
     require_run(folder)
+    identity.check_schema(folder)
     config = read_toml(folder / "config.toml")
     notes: list[str] = []
     try:
@@ -138,17 +141,16 @@ def read_run(folder: Path) -> RunData:
         status=status(folder),
         x=draws["x"],
         iteration=draws["iteration"],
-        replica=draws["replica"],
-        born=draws["born"],
         target=draws["target"],
         targets=[{"from_iteration": t["from_iteration"], "rewards": t["rewards"]} for t in targets],
-        burn_in=n_burnt(draws["iteration"], targets, burn_in),
+        n_burnt=n_burnt(draws["iteration"], targets, burn_in),
         scalars={name[8:]: values for name, values in draws.items() if name.startswith("scalars/")},
         trace=trace,
         levels=ladder.levels.numpy(),
         substeps=ladder.substeps,
-        diagnostics=Diagnostics.from_state_dict(part("diagnostics")),
+        diagnostics=Diagnostics.from_state_dict(part("diagnostics")) if part("diagnostics") else None,
         counts=Counts.from_state_dict(part("counts")),
+        columns={name: v for name, v in draws.items() if name not in OWN and not name.startswith("scalars/")},
         notes=notes,
     )
 
@@ -161,7 +163,7 @@ def _check_order(folder: Path, draws: dict[str, np.ndarray], trace: dict[str, np
             raise DamagedError(folder / "samples.zarr" / name, "iterations do not increase")
     index = draws["target"]
     if len(index) and (index.min() < 0 or index.max() >= n_targets):
-        raise DamagedError(folder / "targets.json", f"knows {n_targets} targets, but draws name {index.max() + 1}")
+        raise DamagedError(folder / "targets.json", f"holds {n_targets} targets, but draws name {index.max() + 1}")
 
 
 def problems(folder: Path) -> Iterator[DamagedError]:

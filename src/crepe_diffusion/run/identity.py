@@ -1,4 +1,4 @@
-"""Whether a run goes on with what it began with: its configuration, and what models and rewards say of two points."""
+"""Whether a run goes on with what it began with: its configuration, and what models and rewards give at two points."""
 
 from __future__ import annotations
 
@@ -16,13 +16,22 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.random import Stream
+from crepe_diffusion.run.checkpoint import SCHEMA
 from crepe_diffusion.run.config import Config
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, digest, publish, read_json, write_json
 
-__all__ = ["check_probe", "check_unchanged", "import_path", "probe", "write_config", "write_information"]
+__all__ = [
+    "check_probe",
+    "check_schema",
+    "check_unchanged",
+    "import_path",
+    "probe",
+    "write_changed",
+    "write_config",
+    "write_information",
+]
 
-SCHEMA = 1
 Probe = dict[str, list[float]]
 
 
@@ -30,7 +39,7 @@ def write_information(folder: Path, config: Config, experiment: Experiment, impo
     information = {
         "schema": SCHEMA,
         "versions": _versions(),
-        "seed": config.sampler.seed,
+        "seed": config.sampler.get("seed"),
         "config_hash": config.identity(),
         "config_text": text_digest(config),
         "fingerprint": experiment.fingerprint,
@@ -38,6 +47,19 @@ def write_information(folder: Path, config: Config, experiment: Experiment, impo
         "import_path": import_path,
     }
     write_json(folder / "run.json", information)
+
+
+def check_schema(folder: Path) -> None:
+    """Refuse the folder of another version by name, rather than complain about its parts."""
+    try:
+        schema = read_json(folder / "run.json").get("schema")
+    except (OSError, DamagedError):
+        return  # `check_unchanged` deals with that
+    if schema != SCHEMA:
+        raise InputError(
+            f"{folder} was written in schema {schema}; this version reads {SCHEMA} only. Its samples are plain Zarr and"
+            " still readable; to go on with the run, use the version that began it"
+        )
 
 
 def import_path(folder: Path) -> str:
@@ -72,7 +94,7 @@ def _versions() -> dict[str, str]:
 
 
 def probe(e: Evaluator) -> Probe:
-    """What models, rewards and kernels say of two points at both ends of the ladder: it changes when they do."""
+    """Values of models, rewards and kernels at two points of both ends of the ladder: they change when those do."""
     evaluate = Evaluator(
         e.target,
         e.ladder,
@@ -126,14 +148,12 @@ def check_unchanged(
     try:
         information = read_json(folder / "run.json")
     except (OSError, DamagedError) as error:
-        text = f"damaged: {error}; nothing tells whether configuration and model are those that the run began with"
+        text = f"damaged: {error}; it is not known whether configuration and model are those that the run began with"
         if not allow_changed:
             raise DamagedError(folder / "run.json", f"{text}; --allow-changed goes on nevertheless") from None
         say(text)
         write_information(folder, config, experiment, "")
         return
-    if information["schema"] != SCHEMA:
-        raise InputError(f"{folder} has schema {information['schema']}; this version reads {SCHEMA}")
     changes = []
     if information["config_hash"] != config.identity():
         changes.append("config.toml was changed since the run began")

@@ -1,4 +1,4 @@
-"""How far a run has come, for whoever shows it."""
+"""How far a run has come, to be shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRESS_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run stands, for whoever wants to show it. NaN: not known yet."""
+    """Where a run stands; NaN where that is not known yet."""
 
     iteration: int
     seconds: float
@@ -46,7 +46,7 @@ class Display:
 
     def __init__(self, run: Run, progress: Callable[[Progress], None] | None, clock: Clock):
         self.run, self.progress, self.clock = run, progress, clock
-        self.first, self.began = run.chain.iteration, clock.seconds()
+        self.first, self.began = run.sampler.iteration, clock.seconds()
         self.due, self.ess_due, self.ess = 0.0, clock.seconds() + 1.0, math.nan
 
     def show(self, last: bool = False) -> None:
@@ -57,7 +57,6 @@ class Display:
             return
         self.due = now + PROGRESS_SECONDS
         if now >= self.ess_due or last:
-            self.run.flush(arrays=False)
             self.ess = self.run.ess()
             cost = self.clock.seconds() - now
             self.ess_due = now + max(2.0, 100 * cost)
@@ -65,7 +64,7 @@ class Display:
 
     def _progress(self, now: float) -> Progress:
         run, stop = self.run, self.run.config.stop
-        n, rows = run.chain.iteration, run.chain.evaluate.counts.rows
+        n, rows = run.sampler.iteration, run.sampler.evaluate.counts.rows
         elapsed = now - self.began
         rate = (n - self.first) / elapsed if elapsed > 0 else math.nan
         shares = [0.0]
@@ -78,7 +77,8 @@ class Display:
         if stop.ess and self.ess > 0:
             shares.append(self.ess / stop.ess)
         share = min(1.0, max(shares))
-        tries = run.chain.diagnostics.tries.sum() * run.chain.n_chains
-        acceptance = float(run.chain.diagnostics.accepts.sum() / tries) if tries else math.nan
+        d = run.sampler.diagnostics
+        tries = 0 if d is None else int(d.tries.sum()) * d.n_chains
+        acceptance = float(d.accepts.sum() / tries) if d is not None and tries else math.nan
         left = now * (1 - share) / share if share else math.nan
-        return Progress(n, now, rate, acceptance, self.ess, rows, left, share, run.target_index)
+        return Progress(n, now, rate, acceptance, self.ess, rows, left, share, run.history.index)

@@ -1,10 +1,11 @@
-"""When a run stops: by its rules, counted over all sessions, or because someone asks."""
+"""When a run stops: by its rules, counted over all sessions, or because a signal asks for it."""
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -14,9 +15,9 @@ import torch
 
 from crepe_diffusion.diagnostics import ess
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.config import StopTable
+from crepe_diffusion.run.config import Stop
 
-__all__ = ["Outcome", "effective_sizes", "least_size", "met", "signals"]
+__all__ = ["EssRule", "Outcome", "effective_sizes", "met", "signals"]
 
 # Below this many draws a scalar may be constant by chance.
 MOST_CONSTANT_DRAWS = 1000
@@ -30,7 +31,7 @@ class Outcome:
     finished: bool
 
 
-def met(stop: StopTable, iteration: int, seconds: float, rows: int, ess_seen: float) -> Outcome | None:
+def met(stop: Stop, iteration: int, seconds: float, rows: int, ess_seen: float) -> Outcome | None:
     """The first rule that is met."""
     if stop.iterations and iteration >= stop.iterations:
         return Outcome(f"iterations = {stop.iterations}", True)
@@ -43,8 +44,27 @@ def met(stop: StopTable, iteration: int, seconds: float, rows: int, ess_seen: fl
     return None
 
 
+@dataclass
+class EssRule:
+    """The effective sample size, computed at set numbers of draws so that a resumed run stops at the same one.
+
+    Computing it costs as much as the series is long, so it is done ever more rarely.
+    """
+
+    next_look: int = 0
+    seen: float = 0.0
+
+    def look(self, stop: Stop, n_draws: int, scalars: Callable[[], Mapping[str, np.ndarray]]) -> str | None:
+        """Where a look is due, take it and return a line for the log."""
+        if not stop.ess or n_draws < self.next_look:
+            return None
+        self.next_look = max(n_draws + 50, math.ceil(1.1 * n_draws))
+        self.seen, text = _least_size(stop, scalars())
+        return text
+
+
 def effective_sizes(scalars: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """The effective sample size of each scalar (draws, chains) that is not constant; a constant one tells nothing."""
+    """The effective sample size of each scalar (draws, chains) that is not constant so far."""
     return {
         name: ess(torch.from_numpy(v)) if len(v) and np.isfinite(v).all() else 0.0
         for name, v in scalars.items()
@@ -52,8 +72,8 @@ def effective_sizes(scalars: Mapping[str, np.ndarray]) -> dict[str, float]:
     }
 
 
-def least_size(stop: StopTable, scalars: Mapping[str, np.ndarray]) -> tuple[float, str]:
-    """The size that the rule looks at, and a line for the log; an error if the run could never stop."""
+def _least_size(stop: Stop, scalars: Mapping[str, np.ndarray]) -> tuple[float, str]:
+    """The size that the rule compares, and a line for the log; an error if the run could never stop."""
     sizes = effective_sizes(scalars)
     constant = ", ".join(name for name in scalars if name not in sizes)
     if not sizes:
@@ -69,7 +89,7 @@ def least_size(stop: StopTable, scalars: Mapping[str, np.ndarray]) -> tuple[floa
 
 @contextmanager
 def signals() -> Iterator[list[str]]:
-    """Ctrl-C and SIGTERM ask to stop after the iteration; a second one stops at once."""
+    """Ctrl-C and SIGTERM stop a run after its iteration; a second one stops it at once."""
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught

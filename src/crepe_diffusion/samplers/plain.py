@@ -55,7 +55,7 @@ class Plain:
         fit_samples: int = 256,
         start: dict[str, Tensor] | None = None,
     ):
-        self.n_chains, self.stream = positive("n_chains", n_chains), Stream(seed)
+        self.n_chains, self.seed, self.stream = positive("n_chains", n_chains), seed, Stream(seed)
         self.process, self.fit_samples = process, fit_samples
         self.evaluate = prepare(
             target,

@@ -92,7 +92,7 @@ class ReplicaExchange:
         fit_samples: int = 256,
         start: dict[str, Tensor] | None = None,
     ):
-        self.n_chains, self.stream = positive("n_chains", n_chains), Stream(seed)
+        self.n_chains, self.seed, self.stream = positive("n_chains", n_chains), seed, Stream(seed)
         self.explorer, self.accept = explorer, accept
         self.process, self.fit_samples = process, fit_samples
         self.evaluate = prepare(

@@ -26,7 +26,8 @@ PLAN = Path(command.__file__).parent / "plan.toml"
 
 def small(**changes):
     config = tomllib.loads(PLAN.read_text())
-    config["sampler"] |= {"restitch_candidates": 512, "n_chains": 1}
+    config["sampler"]["n_chains"] = 1
+    config["sampler"]["explorer"]["n_candidates"] = 512
     config["output"]["burn_in"] = 0
     config["stop"]["iterations"] = 12
     return {**config, **changes}
@@ -51,9 +52,9 @@ def test_shipped_weights_plan_and_are_looked_at(tmp_path: Path, capsys: pytest.C
 
 
 def test_without_the_junctions_nothing_hangs_together(tmp_path: Path):
-    ends_only = [{"name": name, "kind": "python"} for name in ("start", "goal")]
+    ends_only = [{"name": name} for name in ("start", "goal")]
     config = small(reward=ends_only)
-    config["sampler"]["explorer"] = "none"
+    config["sampler"]["explorer"] = {"kind": "none"}
     with cd.Run.start(tmp_path / "run", config) as run:
         run.run()
     assert successes(torch.as_tensor(cd.read_run(tmp_path / "run").x[:, 0])) == 0

@@ -1,0 +1,335 @@
+"""How a run begins: from a sampler, from a configuration, or from the folder of an earlier session."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from crepe_diffusion.diagnostics.data import default_scalars
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models import Model
+from crepe_diffusion.run import checkpoint, identity
+from crepe_diffusion.run.config import MADE_BY_A_RUN, Config, read_toml
+from crepe_diffusion.run.configured import NotWritableError, kind_of, plain, written
+from crepe_diffusion.run.experiment import Experiment, build
+from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers
+from crepe_diffusion.run.folder import Lock, is_run, read_targets, require_run
+from crepe_diffusion.run.history import History
+from crepe_diffusion.run.log import Log
+from crepe_diffusion.run.recorder import Recorder, Scalars
+from crepe_diffusion.run.stopping import EssRule
+from crepe_diffusion.run.store import read_manifest, verify_store
+from crepe_diffusion.samplers.base import Continuing
+from crepe_diffusion.targets import Reward, Target
+
+__all__ = ["Made", "Opened", "from_config", "from_sampler", "resumed"]
+
+
+@dataclass
+class Opened:
+    """A run that is ready to go on, and holds the lock of its folder."""
+
+    folder: Path
+    config: Config
+    lock: Lock
+    log: Log
+    sampler: Continuing[Any]
+    history: History
+    recorder: Recorder
+    seconds: float = 0.0
+    ess_rule: EssRule = field(default_factory=EssRule)
+    is_new: bool = True
+
+
+@dataclass(frozen=True)
+class Made:
+    """What was made in Python, for a run that began there."""
+
+    target: Target | Model | None = None
+    rewards: list[Reward] = field(default_factory=list)
+    scalars: Scalars | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+# -- beginning ---------------------------------------------------------------------------------------------------
+
+
+def from_sampler(folder: Path, sampler: Continuing[Any], scalars: Scalars | None, output: Mapping[str, Any]) -> Opened:
+    """A new run with this very sampler."""
+    if not isinstance(sampler, Continuing):
+        raise InputError(
+            f"a run needs a sampler that can go on, such as ReplicaExchange(target, ladder), got {sampler!r}"
+        )
+    experiment = Experiment.of(sampler.target, sampler.target.rewards, scalars)
+    table, unwritable = sampler_table(sampler)
+    given = {
+        "experiment": "python",
+        "ladder": plain(sampler.ladder),
+        "sampler": table,
+        "output": output,
+        "reward": [{"name": term.name} for term in sampler.target.rewards],
+    }
+    config = Config.resolve(given, experiment, {}, unwritable)
+    return _new(folder, config, experiment, lambda history: sampler)
+
+
+def from_config(folder: Path, config: Mapping[str, Any] | str | Path, import_path: str) -> Opened:
+    """A new run of what a TOML file, or a dictionary of the same form, describes."""
+    if isinstance(config, (str, Path)):
+        given, import_path = read_toml(Path(config)), str(Path(config).resolve().parent)
+    else:
+        given = dict(config)
+    _make_importable(import_path)
+    if not isinstance(given.get("experiment"), str):
+        raise InputError('a configuration names its experiment: experiment = "mixture-tilt"')
+    options = given.get("options", {})
+    if not isinstance(options, Mapping):
+        raise InputError(f"options must be a table, [options], got {options!r}")
+    experiment, options = build(given["experiment"], options)
+    resolved = Config.resolve(given, experiment, options)
+    return _new(folder, resolved, experiment, _first_sampler(resolved, experiment), import_path)
+
+
+def sampler_table(sampler: Continuing[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The `[sampler]` table of a sampler, and those of its arguments that no file can hold.
+
+    A sampler keeps the arguments of its class in attributes of the same names, its own or those of its evaluator.
+    """
+    cls = type(sampler)
+    try:
+        table: dict[str, Any] = {"kind": kind_of(cls)}
+    except NotWritableError:
+        raise InputError(
+            f"config.toml names the class of the sampler: define {cls.__qualname__} in a module that can be imported"
+        ) from None
+    unwritable: dict[str, Any] = {}
+    for name in inspect.signature(cls).parameters:
+        if name in MADE_BY_A_RUN:
+            continue
+        places = [place for place in (sampler, sampler.evaluate) if hasattr(place, name)]
+        if not places:
+            raise InputError(f"a sampler keeps its arguments: {cls.__name__} has no attribute {name!r}")
+        value = getattr(places[0], name)
+        if value is None:
+            continue
+        try:
+            table[name] = written(value, cls, name)
+        except NotWritableError:
+            unwritable[name] = value
+    return table, unwritable
+
+
+def _new(
+    folder: Path,
+    config: Config,
+    experiment: Experiment,
+    make: Callable[[History], Continuing[Any]],
+    import_path: str = "",
+) -> Opened:
+    if is_run(folder):
+        raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
+    # A run that died before it wrote its configuration may have left these; anything else is not ours.
+    foreign = [n for n in _names(folder) if n not in (".lock", "control", "log.txt") and not n.startswith(ASIDE)]
+    if foreign:
+        raise InputError(f"{folder} is not empty, there is {foreign[0]!r}: choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock, log = _held(folder)
+    try:
+        return _begin(folder, config, experiment, make, import_path, lock, log)
+    except BaseException:
+        # Nothing was sampled: leave no half-made run in the way of the next attempt.
+        if not _names(folder / "checkpoints"):
+            _wipe(folder, log)
+            for name in ("config.toml", "log.txt"):
+                (folder / name).unlink(missing_ok=True)
+        lock.release()
+        raise
+
+
+def _begin(
+    folder: Path,
+    config: Config,
+    experiment: Experiment,
+    make: Callable[[History], Continuing[Any]],
+    import_path: str,
+    lock: Lock,
+    log: Log,
+) -> Opened:
+    """A new run, or one that was killed before its first checkpoint; both are the same."""
+    scalars = _scalars(config, experiment)
+    identity.write_config(folder, config)
+    identity.write_information(folder, config, experiment, import_path)
+    history = History(folder, experiment, [])
+    sampler = make(history)
+    _check_adapts(config, sampler)
+    history.add(sampler, config.reward)
+    recorder = Recorder(folder / "samples.zarr", sampler, scalars)
+    recorder.store.create()
+    log.session(f"started {config.experiment}, seed {config.sampler.get('seed', '-')}")
+    return Opened(folder, config, lock, log, sampler, history, recorder)
+
+
+def _first_sampler(config: Config, experiment: Experiment) -> Callable[[History], Continuing[Any]]:
+    return lambda history: _sampler(config, experiment, history.target(config.reward), None)
+
+
+def _sampler(
+    config: Config, experiment: Experiment, target: Target, start: dict[str, Tensor] | None
+) -> Continuing[Any]:
+    process = {} if experiment.process is None else {"process": experiment.process}
+    sampler = config.sampler_class(target, config.levels, **{**process, **config.sampler_arguments}, start=start)
+    if not isinstance(sampler, Continuing):
+        raise InputError(f"[sampler]: {config.sampler['kind']!r} cannot go on; see crepe_diffusion.samplers.Continuing")
+    return sampler
+
+
+def _check_adapts(config: Config, sampler: Continuing[Any]) -> None:
+    if config.output.adapt_at and not hasattr(sampler, "adapt"):
+        raise InputError(f"[output] adapt_at: {type(sampler).__name__} has no levels that it could move")
+
+
+def _scalars(config: Config, experiment: Experiment) -> Scalars:
+    functions = experiment.scalars or default_scalars(experiment.target.models[0].event_shape)
+    for name in config.output.scalars:
+        if name not in functions:
+            raise InputError(f"[output] scalars: no {name!r}; there are {', '.join(functions)}")
+    return {name: functions[name] for name in config.output.scalars or functions}
+
+
+# -- going on ----------------------------------------------------------------------------------------------------
+
+
+def resumed(folder: Path, made: Made, allow_changed: bool, tell: Callable[[str], None]) -> Opened:
+    """The run of this folder as its last checkpoint left it."""
+    require_run(folder)
+    identity.check_schema(folder)
+    import_path = identity.import_path(folder)
+    _make_importable(import_path)
+    with _named(folder / "config.toml"):
+        config, experiment = _again(folder, made)
+    lock, log = _held(folder)
+
+    def say(text: str) -> None:
+        log.session(text)
+        tell(text)
+
+    try:
+        clear_leftovers(folder)
+        if not _names(folder / "checkpoints"):
+            say("no checkpoint was reached: starting from the beginning")
+            _wipe(folder, log)
+            return _begin(folder, config, experiment, _first_sampler(config, experiment), import_path, lock, log)
+        return _from_checkpoint(folder, config, experiment, allow_changed, say, lock, log)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _again(folder: Path, made: Made) -> tuple[Config, Experiment]:
+    """The configuration of a folder with what it describes."""
+    given = read_toml(folder / "config.toml")
+    if given.get("experiment") == "python":
+        if made.target is None:
+            raise InputError("this run was made in Python: resume it there, with Run.resume(folder, target=...)")
+        target = made.target.as_target() if isinstance(made.target, Model) else made.target
+        experiment = Experiment.of(target, [*target.rewards, *made.rewards], made.scalars)
+        return Config.resolve(given, experiment, {}, made.arguments), experiment
+    if made.target is not None:
+        raise InputError(f"the experiment {given.get('experiment')!r} builds its own target; change this file instead")
+    experiment, options = build(str(given.get("experiment")), given.get("options", {}))
+    return Config.resolve(given, experiment, options, made.arguments), experiment
+
+
+def _from_checkpoint(
+    folder: Path,
+    config: Config,
+    experiment: Experiment,
+    allow_changed: bool,
+    say: Callable[[str], None],
+    lock: Lock,
+    log: Log,
+) -> Opened:
+    identity.check_unchanged(folder, config, experiment, allow_changed, say)
+
+    def damaged(error: DamagedError) -> None:
+        say(f"damaged: {error}; using the checkpoint before it")
+        checkpoint.set_aside(folder / "checkpoints" / error.path.parent.name)
+
+    path, position, tensors = checkpoint.newest(folder, damaged)
+    if position.config_hash != config.identity() and not allow_changed:
+        raise InputError(f"{path} belongs to another configuration; --allow-changed takes it nevertheless")
+    try:
+        history = History(folder, experiment, read_targets(folder), position.target)
+    except DamagedError as error:
+        say(f"damaged: {error}; taken from {path}, what was changed after it is lost")
+        history = History(folder, experiment, position.history, position.target)
+        history.write()
+    sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
+    _check_adapts(config, sampler)
+    now = identity.probe(sampler.evaluate)
+    identity.check_probe(folder, now, history.now["probe"], allow_changed, say)
+    log.rewind(position.iteration)
+    recorder = Recorder(folder / "samples.zarr", sampler, _scalars(config, experiment))
+    _continue_store(recorder, position, log)
+    log.session(f"resumed at iteration {position.iteration}")
+    ess_rule = EssRule(position.next_look, position.ess_seen)
+    return Opened(folder, config, lock, log, sampler, history, recorder, position.seconds, ess_rule, is_new=False)
+
+
+def _continue_store(recorder: Recorder, position: checkpoint.Position, log: Log) -> None:
+    try:
+        generation = int(read_manifest(recorder.root)["attributes"]["generation"])
+    except DamagedError as error:
+        # All that it holds is in the checkpoint too.
+        log.session(f"damaged: {error}; written again")
+        generation = int(time.time())
+    recorder.store.rewind(position.n_draws, position.n_steps, generation + 1)
+    for problem in verify_store(recorder.root):
+        raise problem
+
+
+# -- the folder --------------------------------------------------------------------------------------------------
+
+
+def _held(folder: Path) -> tuple[Lock, Log]:
+    lock = Lock(folder)
+    lock.acquire()
+    (folder / "control").mkdir(exist_ok=True)
+    return lock, Log(folder / "log.txt")
+
+
+def _wipe(folder: Path, log: Log) -> None:
+    """Remove the beginnings of a run that has sampled nothing."""
+    for name in ("samples.zarr", "checkpoints"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("run.json", "targets.json"):
+        (folder / name).unlink(missing_ok=True)
+    log.rewind(-1)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Complaints about a file begin with its name."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder)) if folder.is_dir() else []
+
+
+def _make_importable(path: str) -> None:
+    if path and path not in sys.path:
+        sys.path.insert(0, path)
