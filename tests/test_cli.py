@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import crepe_diffusion as cd
 from crepe_diffusion.cli import main
 from crepe_diffusion.run.folder import read_run, status
 from run_worker import SERVER
@@ -108,3 +111,40 @@ def test_a_running_run_is_refined_and_stopped(tmp_path: Path, capsys: pytest.Cap
     n = data.n_draws
     assert main(["resume", str(folder), "--iterations", str(n + 5), "--no-report", "--quiet"]) == 0
     assert read_run(folder).iteration.tolist() == list(range(1, n + 6))
+
+
+HIDING = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {hidden!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Hidden())
+import crepe_diffusion as cd
+from crepe_diffusion.cli import main
+sys.exit(main({arguments!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["list"], 0, "mixture-tilt"),
+        (["run", "mixture-tilt", "--out", "nowhere"], 1, "pip install 'crepe-diffusion[run]'"),
+        (["report", "nowhere"], 1, "pip install 'crepe-diffusion[plots]'"),
+    ],
+)
+def test_without_the_extras(arguments: list[str], code: int, text: str, tmp_path: Path) -> None:
+    hidden = ["safetensors", "google_crc32c", "tomli_w", "rich", "zarr", "xarray", "matplotlib"]
+    script = HIDING.format(hidden=hidden, arguments=arguments)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert text in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["--version"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out.strip() == f"crepe-diffusion {cd.__version__}"

@@ -5,6 +5,7 @@ defaults of the classes  <  defaults of the experiment  <  the file  <  the comm
 
 from __future__ import annotations
 
+import inspect
 import json
 import tomllib
 from collections.abc import Mapping
@@ -180,6 +181,10 @@ def _sampler(table: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any,
     for name in MADE_BY_A_RUN:
         if name in table:
             raise InputError(f"[sampler]: {name!r} is not a key of this table")
+    known = [name for name in inspect.signature(cls).parameters if name not in MADE_BY_A_RUN]
+    for name in objects:
+        if name not in known:
+            raise InputError(f"[sampler]: unknown key {name!r}{nearest(name, known)} known are {', '.join(known)}")
     fields = {name: value for name, value in table.items() if name not in ("kind", *objects)}
     for name, value in fields.items():
         if isinstance(value, Mapping) and "python" in value:
@@ -188,8 +193,6 @@ def _sampler(table: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any,
                 f" Run.resume(folder, target=..., {name}=...)"
             )
     values, record = arguments(cls, fields, "[sampler]", skip=(*MADE_BY_A_RUN, *objects))
-    for name, value in objects.items():
-        arguments(cls, {name: value}, "[sampler]", skip=MADE_BY_A_RUN)
     written = {name: recorded(value) for name, value in objects.items() if value is not None}
     return cls, {**values, **objects}, {"kind": kind, **record, **written}
 

@@ -128,7 +128,7 @@ def arguments(
         if name not in given:
             default = _default(factory, parameter)
             if default is not None:
-                record[name] = recorded(default)
+                record[name] = _canonical(default, hints.get(name, Any))
     for name, value in given.items():
         setting = _setting(value, hints.get(name, Any), f"{what} {name}", (names or {}).get(name))
         values[name], record[name] = setting
@@ -220,6 +220,15 @@ def written(value: Any, factory: Callable[..., Any], name: str) -> Any:
     if again != table:
         raise NotWritableError(f"{table!r} would be read as {again!r}")
     return again
+
+
+def _canonical(default: Any, hint: Any) -> Any:
+    """A default as it would be recorded once it had been read from a file: 5 is 5.0 where a float is wanted."""
+    table = recorded(default)
+    try:
+        return _setting(table, hint, "", None).plain
+    except (InputError, TypeError):
+        return table
 
 
 def note(value: Any) -> dict[str, str]:
