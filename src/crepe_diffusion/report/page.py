@@ -14,7 +14,7 @@ from crepe_diffusion.report.figures import Picture
 
 __all__ = ["Html", "box", "document", "figures", "number", "publish", "section", "table"]
 
-# Colour never speaks alone: a sign and a word say the same.
+# Colour is never alone: a sign and a word mean the same.
 SIGNS = {"ok": "&#10003;", "look": "!", "do not trust": "&#10007;"}
 WORDS = {
     "ok": "OK: nothing speaks against this run",

@@ -1,7 +1,7 @@
 """A run in its folder: the sampler's loop with everything around it that lasts.
 
 while no stop rule is met
-    change the target, where that was asked for        (history.py, targets.json)
+    change the target, where a request was left        (history.py, targets.json)
     one iteration of the sampler
     keep the draw and what happened                    (recorder.py, samples.zarr)
     now and then, make all of it last                  (checkpoint.py, checkpoints/)

@@ -1,4 +1,4 @@
-"""When a run stops: by its rules, counted over all sessions, or because a signal asks for it."""
+"""When a run stops: by its rules, counted over all sessions, or by a signal."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ samples.zarr/zarr.json        the manifest: every array with its length, in one 
 samples.zarr/x/c.7.0.0        one chunk: raw numbers and their crc32c
 samples.zarr/trace/level/...  one row per iteration
 
-A flush writes chunks first and the manifest last, so whoever reads the manifest finds all it promises. Rows that were
+A flush writes chunks first and the manifest last, so a reader of the manifest finds all that it lists. Rows that were
 once published are only ever written again with the same values, also after a crash: an old manifest stays true.
 The format is simple enough to be written by hand, which keeps a flush to a few file writes.
 """
@@ -148,7 +148,7 @@ class Store:
         self.publish()
 
     def rewind(self, n_draws: int, n_steps: int, generation: int) -> None:
-        """Continue behind a checkpoint; the generation tells readers that history may have been rewritten."""
+        """Continue behind a checkpoint; a new generation marks that rows may have been written again."""
         self.draws.rewind(n_draws)
         self.trace.rewind(n_steps)
         self.generation = generation
