@@ -1,4 +1,12 @@
-"""Means of correlated draws with their errors: effective sample size and R-hat of a scalar (draws, chains)."""
+"""Means of correlated draws with their errors: effective sample size and R-hat of a scalar, given as (draws, chains).
+
+    tour     all draws that descend from one arrival at the noise end: equal (chain, replica, born)
+    error^2  = G / (G - 1) sum_g (sum_{i in g} f_i - mean)^2 / n^2          over the G tours
+    ESS      = variance / error^2
+
+Draws of replica exchange repeat at short lags, and relatives return after a trip through the ladder. Estimators that
+follow the autocorrelation stop between the two and miss the second part; tours do not.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +19,77 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["Estimate", "effective_sizes", "ess", "mean_of", "rhat"]
+__all__ = ["Estimate", "effective_sizes", "ess", "mean_of", "rhat", "tours"]
+
+# Autocorrelations of fewer draws than this per chain are guesses.
+LEAST_DRAWS = 4
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its standard error."""
+    """A number with its standard error, and the degrees of freedom that the error was estimated with.
+
+    >>> print(Estimate(1.0, 0.1)), Estimate(1.0, 0.1, dof=3).interval()
+    1 +- 0.1
+    (None, (0.68, 1.31))
+    """
 
     value: float
     error: float
+    dof: float = math.inf
 
     def __str__(self) -> str:
         return f"{self.value:.4g} +- {self.error:.2g}"
 
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The interval that covers the truth with this probability, by Student's t."""
+        from scipy.special import stdtrit
 
-def ess(values: Tensor) -> float:
-    """Effective sample size of the mean of a scalar, given as (draws, chains); a constant one has none."""
+        if not 0 < level < 1:
+            raise InputError(f"level must be a probability between 0 and 1, got {level!r}")
+        t = float(stdtrit(min(self.dof, 1e9), (1 + level) / 2))
+        return self.value - t * self.error, self.value + t * self.error
+
+
+def tours(replica: Tensor, born: Tensor) -> Tensor:
+    """A number for the tour of each draw, (draws, chains), from its replica and the iteration of its birth.
+
+    Draws of replicas that were never at the noise end (born at 0) are one tour per chain: all of them come from the
+    same start.
+
+    >>> tours(torch.tensor([[0], [0], [1]]), torch.tensor([[3], [3], [5]]))[:, 0].tolist()
+    [0, 0, 1]
+    """
+    replica, born = torch.as_tensor(replica), torch.as_tensor(born)
+    chain = torch.arange(born.shape[1]).expand_as(born)
+    key = torch.stack([chain, torch.where(born > 0, replica, -1), born], -1).reshape(-1, 3)
+    return key.unique(dim=0, return_inverse=True)[1].reshape(born.shape)
+
+
+def ess(values: Tensor, tours: Tensor | None = None) -> float:
+    """Effective sample size of the mean of a scalar, given as (draws, chains); a constant one has none.
+
+    With `tours` (draws, chains) it is not more than their number, nor than what their spread allows.
+    """
     array = _chains_first(values)
-    if array.std() == 0 or array.shape[1] < 4:
+    if array.std() == 0 or array.shape[1] < LEAST_DRAWS:
         return 0.0
-    return float(effective_sizes(array[None])[0])
+    by_lags = float(effective_sizes(array[None])[0])
+    if tours is None:
+        return by_lags
+    error, dof = _tour_error(array.T, tours)
+    return min(by_lags, dof + 1, float(array.var()) / error**2 if error > 0 else math.inf)
+
+
+def _tour_error(values: np.ndarray, tours: Tensor) -> tuple[float, float]:
+    """The standard error of a mean by tours, and its degrees of freedom: large tours count for more than small ones."""
+    label = np.unique(np.asarray(tours).ravel(), return_inverse=True)[1]
+    sums, sizes = np.bincount(label, (values - values.mean()).ravel()), np.bincount(label)
+    n = len(sums)
+    if n < 2:
+        return math.inf, 0.0
+    error = math.sqrt(n / (n - 1) * float((sums**2).sum())) / values.size
+    return error, float(sizes.sum() ** 2 / (sizes.astype(float) ** 2).sum()) - 1
 
 
 def effective_sizes(x: np.ndarray) -> np.ndarray:
@@ -65,10 +124,15 @@ def _chains_first(values: Tensor) -> np.ndarray:
     return v.T.contiguous().numpy()
 
 
-def mean_of(series: Tensor) -> Estimate:
-    """The mean of a series (draws, chains), with the error that its effective sample size allows."""
+def mean_of(series: Tensor, tours: Tensor | None = None) -> Estimate:
+    """The mean of a series (draws, chains), with the larger of its errors by autocorrelation and by tours."""
     if series.numel() < 2:
         return Estimate(math.nan, math.nan)
-    n, deviation = ess(series), float(series.std())
-    error = deviation / math.sqrt(n) if n else math.nan  # too short a series has no error that could be stated
-    return Estimate(float(series.mean()), error if deviation else 0.0)
+    n, deviation, mean = ess(series), float(series.std()), float(series.mean())
+    error = deviation / math.sqrt(n) if n else math.nan  # too short a series has no error that could be given
+    if not deviation:
+        return Estimate(mean, 0.0)
+    if tours is None:
+        return Estimate(mean, error)
+    by_tours, dof = _tour_error(series.numpy(force=True), tours)
+    return Estimate(mean, max(error, by_tours) if n else by_tours, max(dof, 1.0))
