@@ -8,31 +8,34 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 
 from crepe_diffusion.diagnostics.data import RunData
-from crepe_diffusion.diagnostics.estimates import Estimate, ess, mean_of, rhat
+from crepe_diffusion.diagnostics.estimates import Estimate, ess, mean_of, rhat, tours
 from crepe_diffusion.diagnostics.exchange import Diagnostics
 
-__all__ = ["CHANCE_Z", "MIN_DRAWS", "Evidence", "ScalarSummary"]
+__all__ = ["DRIFT_Z", "MIN_DRAWS", "Evidence", "ScalarSummary"]
 
 # Below this many draws a chain's autocorrelation, and with it every error, is a guess.
 MIN_DRAWS = 20
-# How improbable a disagreement by chance must be before it counts, and the same as a z-score: there may be a dozen
-# scalars, and short chains misjudge their own errors (150 AR(1) chains with an ESS of 100 or more reach 3.9).
-CHANCE, CHANCE_Z = 1e-5, 4.5
+# How improbable a disagreement of chains must be before it counts: there may be a dozen scalars.
+CHANCE = 1e-5
+# Halves of a run that differ by so many standard errors: 0.3 % of scalars by chance.
+DRIFT_Z = 3.0
 # Bennett's estimate and its jackknife cost a quarter of a microsecond a number: half a second for this many.
 LOG_Z_NUMBERS = 2_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class ScalarSummary:
-    """One scalar of the judged draws, `values` (draws, chains)."""
+    """One scalar of the judged draws, `values` (draws, chains), and the tour of each draw."""
 
     name: str
     values: np.ndarray
+    tours: torch.Tensor | None = None
 
     @cached_property
     def n_nonfinite(self) -> int:
@@ -52,7 +55,7 @@ class ScalarSummary:
 
     @cached_property
     def ess(self) -> float:
-        return ess(self._tensor) if self.can_be_judged else math.nan
+        return ess(self._tensor, self.tours) if self.can_be_judged else math.nan
 
     @cached_property
     def rhat(self) -> float:
@@ -61,7 +64,7 @@ class ScalarSummary:
     @cached_property
     def mean(self) -> Estimate:
         if self.can_be_judged:
-            return mean_of(self._tensor)
+            return mean_of(self._tensor, self.tours)
         return Estimate(
             float(self.values.mean()) if self.values.size else math.nan, 0.0 if self.is_constant else math.nan
         )
@@ -76,14 +79,18 @@ class ScalarSummary:
         """
         from scipy.stats import chi2
 
-        own = [ess(self._tensor[:, [c]]) for c in range(self.values.shape[1])]
+        own = [ess(*self._part(np.s_[:, [c]])) for c in range(self.values.shape[1])]
         n, k = max(1.0, float(np.mean(own)) / 2), 2 * self.values.shape[1]
         return math.sqrt(1 + float(chi2.isf(CHANCE, k - 1)) / (k - 1) / n)
 
     @cached_property
     def drift(self) -> float:
-        """Second half's mean minus the first's, in standard errors that know the autocorrelation."""
-        return _drift(self._tensor) if self.can_be_judged else math.nan
+        """Second half's mean minus the first's, in standard errors."""
+        return _drift(self._tensor, self.tours) if self.can_be_judged else math.nan
+
+    def _part(self, index: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Some of the values with their tours."""
+        return self._tensor[index], None if self.tours is None else self.tours[index]
 
     def burn_in_over(self) -> int:
         """How many of these draws to drop so that the halves of the rest agree; all of them if they never do."""
@@ -91,7 +98,7 @@ class ScalarSummary:
         for cut in (n * k // 20 for k in range(13)):
             if n - cut < MIN_DRAWS:
                 break
-            if abs(_drift(self._tensor[cut:])) < CHANCE_Z / 2:
+            if abs(_drift(*self._part(np.s_[cut:]))) < DRIFT_Z / 2:
                 return cut
         return n
 
@@ -103,11 +110,12 @@ class ScalarSummary:
         return c, float(means[c]), float(others[c])
 
 
-def _drift(values: torch.Tensor) -> float:
+def _drift(values: torch.Tensor, tours: torch.Tensor | None) -> float:
     half = len(values) // 2
-    first, second = mean_of(values[:half]), mean_of(values[-half:])
+    parts = [(values[i], None if tours is None else tours[i]) for i in (np.s_[:half], np.s_[-half:], np.s_[:])]
+    first, second, both = (mean_of(*part) for part in parts)
     # A transient inflates the first half's own error and so would hide itself; the second half's serves for both.
-    error = math.sqrt(2) * (second.error or mean_of(values).error)
+    error = math.sqrt(2) * (second.error or both.error)
     return (second.value - first.value) / error if error else 0.0
 
 
@@ -144,7 +152,13 @@ class Evidence:
         if not chosen:
             x = self.data.x[self.judged]
             chosen = {"mean of x": x.reshape(*x.shape[:2], -1).mean(-1, dtype=np.float64)}
-        return [ScalarSummary(name, np.asarray(v, dtype=np.float64)) for name, v in chosen.items()]
+        return [ScalarSummary(name, np.asarray(v, dtype=np.float64), self.tours) for name, v in chosen.items()]
+
+    @cached_property
+    def tours(self) -> torch.Tensor | None:
+        """The tour of each judged draw, (draws, chains); none where replicas are not recorded."""
+        replica, born = (torch.as_tensor(a[self.judged]) for a in (self.data.replica, self.data.born))
+        return tours(replica, born) if replica.numel() else None
 
     @cached_property
     def finite_works(self) -> float:

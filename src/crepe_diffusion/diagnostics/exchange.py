@@ -19,6 +19,9 @@ from torch import Tensor
 from crepe_diffusion.diagnostics.estimates import Estimate, effective_sizes, mean_of
 from crepe_diffusion.errors import InputError
 
+# A jackknife needs a few groups, and gains nothing from more than this many.
+LEAST_ENTRIES, MOST_GROUPS = 4, 32
+
 __all__ = ["Diagnostics", "RoundTrips", "accept_probability"]
 
 
@@ -192,22 +195,44 @@ class Diagnostics:
     def log_z(self, method: str = "bar") -> Estimate:
         """log Z_0 / Z_M by `"down"` (paths down), `"up"` (paths up) or `"bar"` (both, Bennett).
 
-        The error is a jackknife over blocks of the series. Reward tilting has Z_M = 1, so this is log E_p[exp(r)].
+        The error is a jackknife over chains, or over pieces of chains that last for two trips. Reward tilting has
+        Z_M = 1, so this is log E_p[exp(r)].
         """
         estimators = {"down": _down, "up": _up, "bar": _bar}
         if method not in estimators:
             raise InputError(f"method must be one of {', '.join(estimators)}, got {method!r}")
         down, up = self.works()
-        if len(down) < 4:
+        if len(down) < LEAST_ENTRIES:
             return Estimate(math.nan, math.nan)
-        n = min(16, len(down))
-        blocks = [[part.flatten(0, 1) for part in works.tensor_split(n)] for works in (down, up)]
-        totals = estimators[method](*blocks).sum(1)
+        groups = [self._groups(works) for works in (down, up)]
+        n = len(groups[0])
+        totals = estimators[method](*groups).sum(1)
         left_out = totals[1:]
-        # Without a finite path in some block there is no error that could be stated.
+        # Without a finite path in some group there is no error that could be given.
         finite = bool(left_out.isfinite().all())
         error = math.sqrt((n - 1) * float(left_out.var(correction=0))) if finite else math.nan
-        return Estimate(float(totals[0]), error)
+        return Estimate(float(totals[0]), error, n - 1)
+
+    def trip(self) -> float:
+        """How many iterations a replica takes from the noise end to the data end and back, as counted so far."""
+        n = self.round_trips()
+        return self.n_levels * self.n_iterations * self.n_chains / n if n else math.inf
+
+    def _groups(self, works: Tensor) -> list[Tensor]:
+        """Works (entries, chains, pairs) in nearly independent groups (paths, pairs), for a jackknife.
+
+        Works within a chain are correlated over the time of a trip, so a group is a chain, or a piece of one that
+        lasts for two trips, or several chains where there are many. There are at least four groups.
+        """
+        chains = works.shape[1]
+        pieces = min(int(self.n_iterations / (2 * self.trip())), MOST_GROUPS // chains)
+        pieces = max(pieces, -(-LEAST_ENTRIES // chains), 1)
+        parts = [
+            part.flatten(0, 1)
+            for c in works.tensor_split(min(chains, MOST_GROUPS), 1)
+            for part in c.tensor_split(pieces)
+        ]
+        return parts
 
     def summary(self) -> dict[str, object]:
         """The numbers a person looks at first."""
@@ -221,6 +246,7 @@ class Diagnostics:
             "predicted round trips": self.predicted_round_trips(),
             "restarts": self.restarts(),
             "log Z": self.log_z(),
+            "log Z (down, up)": (self.log_z("down"), self.log_z("up")),
         }
 
 

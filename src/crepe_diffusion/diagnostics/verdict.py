@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crepe_diffusion.diagnostics.data import RunData
-from crepe_diffusion.diagnostics.evidence import CHANCE_Z, MIN_DRAWS, Evidence
+from crepe_diffusion.diagnostics.evidence import DRIFT_Z, MIN_DRAWS, Evidence
 
 __all__ = ["LEVELS", "Verdict", "judge", "percent", "verdict"]
 
@@ -179,7 +179,7 @@ def _mixing(e: Evidence) -> Iterator[Finding]:
     def more(n: int) -> str:
         return f" (and {n - 1} other scalar{'s' if n > 2 else ''})" if n > 1 else ""
 
-    drifting = [s for s in judged if abs(s.drift) > CHANCE_Z]
+    drifting = [s for s in judged if abs(s.drift) > DRIFT_Z]
     # R-hat also compares halves, so a drift would be blamed on the chains.
     apart = [s for s in judged if s not in drifting and s.rhat > max(RHAT_LOOK, s.rhat_by_chance)]
     if apart:
