@@ -39,6 +39,11 @@ RHAT_LOOK, RHAT_BAD = 1.01, 1.05
 RECENT_DRAWS = 100
 # A rejected row cuts the target off where the model or the reward fails; 1 % of them can move a mean by 0.1 sd.
 NONFINITE_BAD = 0.01
+# Few levels make short trips. A pair of 2 Lambda + 1 levels accepts half of its swaps; with four times as many levels a
+# trip takes four times as many iterations of the same cost, and single steps are noisier than blocks of them.
+TOO_MANY_LEVELS = 4.0
+# Draws of replicas that were never at the noise end are as good as the start they come from.
+FROM_THE_START = 0.1
 # Explorers may rest at the ends of the ladder (a masked state has few legal moves there), but not on half of it.
 EXPLORER_ACCEPTANCE = 0.02
 # Paths up and down that disagree by a factor of e in Z; well resolved ladders stay within half of that.
@@ -141,6 +146,41 @@ def _ladder(e: Evidence) -> Iterator[Finding]:
             f" {percent(rates[m])}, at most {percent(e.interval[m, 1])}, where the others' median is"
             f" {percent(np.median(others))}",
             f"{lowest}put more levels between t = {t[m]:.3g} and {t[m + 1]:.3g}: `adapt()` moves them there",
+        )
+
+
+def _too_many(e: Evidence) -> Iterator[Finding]:
+    """Levels far beyond what the barrier asks for."""
+    n, wanted = e.diagnostics.n_levels, 2 * e.suggested_levels - 1
+    steps = (n - 1) * e.data.substeps
+    if not e.works_known or e.diagnostics.n_iterations < MIN_DRAWS or n <= TOO_MANY_LEVELS * e.suggested_levels:
+        return
+    substeps = math.ceil(steps / (wanted - 1))
+    yield Finding(
+        "look",
+        f"too many levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; a trip through"
+        f" the ladder takes {_about(e.diagnostics.trip())} iterations"
+        if math.isfinite(e.diagnostics.trip())
+        else f"too many levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; no replica"
+        " has made a trip through the ladder",
+        f"take {wanted} levels with {substeps} sub-steps each: as many steps of the network, and shorter trips",
+    )
+
+
+def _start(e: Evidence) -> Iterator[Finding]:
+    """Draws that still descend from the replicas that the chains began with."""
+    if e.n_draws < MIN_DRAWS or e.tours is None:
+        return
+    share = float((e.data.born[e.judged] == 0).mean())
+    if share > FROM_THE_START:
+        chains = (
+            "each chain began from one trajectory" if e.data.n_chains > 1 else "the chain began from one trajectory"
+        )
+        first = int((np.asarray(e.data.born[e.judged]) == 0).any(1).nonzero()[0].max()) + 1
+        yield Finding(
+            "look",
+            f"{percent(share)} of the draws descend from the first replicas, and {whole} began from one trajectory",
+            f"drop {first} more draws as burn-in" if first < e.n_draws // 2 else _longer(e, "run longer"),
         )
 
 
@@ -260,6 +300,8 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _length,
     _nonfinite,
     _ladder,
+    _too_many,
+    _start,
     _trips,
     _mixing,
     _constant,
