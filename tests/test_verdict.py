@@ -13,7 +13,7 @@ import torch
 import crepe_diffusion as cd
 from crepe_diffusion import ladder
 from crepe_diffusion.diagnostics.data import RunData
-from crepe_diffusion.diagnostics.evidence import Evidence, ScalarSummary
+from crepe_diffusion.diagnostics.evidence import DRIFT_Z, Evidence, ScalarSummary
 from crepe_diffusion.diagnostics.verdict import LEVELS, Verdict, percent, verdict
 from crepe_diffusion.kernels.swap import metropolis
 from crepe_diffusion.models import GaussianMixture, TokenTable
@@ -184,7 +184,7 @@ def test_counts_of_what_was_not_finite_decide_the_level():
 
 @pytest.mark.parametrize("phi", [0.0, 0.8])
 def test_agreeing_chains_stay_below_the_bars_and_shifted_ones_do_not(phi):
-    """AR(1) chains, 60 of them a case; the stated chance of a false alarm is 1e-5 each."""
+    """AR(1) chains, 60 of them per case; a false alarm has a chance of 1e-5 for R-hat and of 0.3 % for drift."""
     rng = np.random.default_rng(5)
     noise = rng.standard_normal((60, 500, 4))
     x = np.zeros_like(noise)
@@ -192,12 +192,16 @@ def test_agreeing_chains_stay_below_the_bars_and_shifted_ones_do_not(phi):
         x[:, i] = phi * x[:, i - 1] + noise[:, i]
     x = x[:, 100:]
     agreeing = [ScalarSummary("x", v) for v in x]
-    assert all(s.rhat < max(1.01, s.rhat_by_chance) and abs(s.drift) < 4.5 for s in agreeing)
+    assert all(s.rhat < max(1.01, s.rhat_by_chance) for s in agreeing)
+    # Binomial(60, 0.003) exceeds 3 once in 10,000 cases, and short chains underrate their errors a little.
+    assert sum(abs(s.drift) > DRIFT_Z for s in agreeing) <= 3
     apart = [ScalarSummary("x", v + 3 * v.std() * np.array([1, 0, 0, 0])) for v in x]
     assert all(s.rhat > max(1.01, s.rhat_by_chance) and s.odd_chain()[0] == 0 for s in apart)
     late = [ScalarSummary("x", v + 5 * v.std() * (np.arange(400) < 40)[:, None]) for v in x]
-    assert sum(abs(s.drift) > 4.5 for s in late) > 40
-    assert all(20 <= s.burn_in_over() <= 200 for s in late if abs(s.drift) > 4.5), "the transient lasts for 40 draws"
+    assert sum(abs(s.drift) > DRIFT_Z for s in late) > 40
+    assert all(20 <= s.burn_in_over() <= 200 for s in late if abs(s.drift) > DRIFT_Z), (
+        "the transient lasts for 40 draws"
+    )
 
 
 def test_free_energies_are_the_diagnostics_own():

@@ -155,14 +155,11 @@ def _too_many(e: Evidence) -> Iterator[Finding]:
     steps = (n - 1) * e.data.substeps
     if not e.works_known or e.diagnostics.n_iterations < MIN_DRAWS or n <= TOO_MANY_LEVELS * e.suggested_levels:
         return
-    substeps = math.ceil(steps / (wanted - 1))
+    substeps, trip = math.ceil(steps / (wanted - 1)), e.diagnostics.trip()
+    trips = f"a trip takes {_about(trip)} iterations" if math.isfinite(trip) else "no replica has made a trip yet"
     yield Finding(
         "look",
-        f"too many levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; a trip through"
-        f" the ladder takes {_about(e.diagnostics.trip())} iterations"
-        if math.isfinite(e.diagnostics.trip())
-        else f"too many levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; no replica"
-        " has made a trip through the ladder",
+        f"too many levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; {trips}",
         f"take {wanted} levels with {substeps} sub-steps each: as many steps of the network, and shorter trips",
     )
 
@@ -173,9 +170,7 @@ def _start(e: Evidence) -> Iterator[Finding]:
         return
     share = float((e.data.born[e.judged] == 0).mean())
     if share > FROM_THE_START:
-        chains = (
-            "each chain began from one trajectory" if e.data.n_chains > 1 else "the chain began from one trajectory"
-        )
+        whole = "each chain" if e.data.n_chains > 1 else "the chain"
         first = int((np.asarray(e.data.born[e.judged]) == 0).any(1).nonzero()[0].max()) + 1
         yield Finding(
             "look",

@@ -142,7 +142,7 @@ def _scalars(e: Evidence, pictures: Html) -> Html:
     burnt = (
         f"{len(e.data.x) - e.n_draws:,} of {len(e.data.x):,} draws per chain are not judged: burn-in, and targets no"
         " longer in force (grey in the traces; a dashed line marks a change of target). Drift is the mean of the second"
-        " half of the others minus that of the first, in standard errors: beyond 4.5, burn-in is not over."
+        " half of the others minus that of the first, in standard errors: beyond 3, burn-in is not over."
     )
     return section(
         "Scalars and burn-in", burnt, table(("scalar", "mean", "+-", "ESS", "R-hat", "drift"), rows, "scalar"), pictures

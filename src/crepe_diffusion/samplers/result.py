@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
-from crepe_diffusion.diagnostics.estimates import mean_of
+from crepe_diffusion.diagnostics.estimates import mean_of, tours
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.evaluate import Counts
 from crepe_diffusion.random import Stream
@@ -113,10 +113,16 @@ class Chains(Result):
         return self._uniform()
 
     def mean(self, function: Function) -> Estimate:
-        return mean_of(self.scalar(function).to(torch.float64))
+        """The error is the larger of those by autocorrelation and by tours."""
+        return mean_of(self.scalar(function).to(torch.float64), self.tours)
 
     def ess(self, function: Function) -> float:
-        return ess(self.scalar(function))
+        return ess(self.scalar(function), self.tours)
+
+    @property
+    def tours(self) -> Tensor:
+        """The tour of each draw, (draws, chains): draws of one tour descend from one arrival at the noise end."""
+        return tours(self.replica, self.born)
 
     def rhat(self, function: Function) -> float:
         """Rank-normalised split R-hat of a scalar."""
