@@ -16,7 +16,7 @@ from checks import assert_frequencies, assert_mean, f64, refuted
 from crepe_diffusion.kernels import State
 from crepe_diffusion.processes import Gaussian
 from crepe_diffusion.random import Stream
-from crepe_diffusion.stitching import Junctions, Reach, Restitch, WayPoint, restitch
+from crepe_diffusion.stitching import Junctions, LinkReward, Reach, Restitch, SegmentReward, WayPoint, restitch
 
 STREAM = Stream(31)
 RHO, T, TOP = 1.0, 0.5, 30.0  # at this top its N(0, T^2) differs from p_T by 1e-6 of a variance further down
@@ -405,7 +405,7 @@ JUNCTIONS = Junctions()
         (target(JUNCTIONS) ** 2.0, FEW, "exponent 1"),
         (target(JUNCTIONS) * segments(), FEW, "one model of several segments"),
         (target(JUNCTIONS, model=segments(process=Gaussian())), FEW, r"Gaussian\(information=...\)"),
-        (target(Reach((0.0,))), FEW, "such as rewards.Junctions"),
+        (target(Reach((0.0,))), FEW, "such as stitching.Junctions"),
         (segments().tilt(JUNCTIONS, on="state"), FEW, 'on="prediction"'),
         (target(JUNCTIONS), replace(FEW, between=(0.6, 2.0)), "between 0.6 and 2"),
         # nothing but the noise end, where candidates begin
@@ -415,3 +415,62 @@ JUNCTIONS = Junctions()
 def test_targets_that_cannot_be_restitched_are_refused(of, explorer, message):
     with pytest.raises(cd.InputError, match=message):
         cd.ReplicaExchange(of, LADDER, explorer=explorer)
+
+
+# -- a stranger's rewards --------------------------------------------------------------------------------------
+
+
+class Halfway:
+    """Another way to couple neighbours: two in a row meet around 0.3 and point the same way."""
+
+    def __init__(self, weight=2.0):
+        self.weight = weight
+
+    def _term(self, left, right):
+        middle = (left[..., 1, 0] + right[..., 0, 0]) / 2
+        turn = (left[..., 1, 0] - left[..., 0, 0]) - (right[..., 1, 0] - right[..., 0, 0])
+        return -self.weight * ((middle - 0.3) ** 2 + 0.2 * turn**2)
+
+    def __call__(self, x):
+        return sum(self._term(x[:, j], x[:, j + 1]) for j in range(x.shape[1] - 1))
+
+    def link(self, left, right):
+        return self._term(left[..., :, None, :, :], right[..., None, :, :, :])
+
+
+class Short:
+    """A reward of the middle segment: it is short."""
+
+    segment = 1
+
+    def __call__(self, x):
+        return self.single(x[:, 1])
+
+    def single(self, segment):
+        return -0.7 * (segment[..., 1, 0] - segment[..., 0, 0]).square()
+
+
+def test_a_strangers_coupling_is_used_exactly():
+    """Rewards that are written here and nowhere else: their law is kept, and not that of other weights."""
+    of = target(Halfway(), Short())
+    assert isinstance(of.rewards[0].function, LinkReward)
+    assert isinstance(of.rewards[1].function, SegmentReward)
+    before = thinned(of)
+    keeps(of, FEW, before)
+    refuted(keeps, of, FEW, before, judge=target(Halfway(1.0), Short()))
+    refuted(keeps, of, FEW, before, judge=target(Halfway()))
+    chain = cd.ReplicaExchange(of, LADDER, n_chains=5, explorer=FEW)
+    chain.step()
+
+
+def test_parts_that_do_not_sum_to_their_reward_are_refused():
+    class Mirrored(Halfway):
+        def link(self, left, right):
+            return super().link(left, right).mT
+
+    class Elsewhere(Short):
+        segment = 2
+
+    for parts, method in ((target(Mirrored()), "link"), (target(Halfway(), Elsewhere()), "single")):
+        with pytest.raises(cd.InputError, match=rf"its method {method} gives .* both must agree"):
+            cd.ReplicaExchange(parts, LADDER, explorer=FEW)

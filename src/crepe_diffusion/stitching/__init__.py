@@ -1,11 +1,28 @@
-"""Long plans from short pieces: copies of one model, rewards that tie them together, and a move for whole plans.
+"""Long plans from short segments: copies of one model, rewards that couple them, and a move for whole plans.
 
 plan = Segments(model, n).tilt(Reach(start)).tilt(Junctions()).tilt(Reach(goal, -1, -1))
 """
 
 from crepe_diffusion.stitching.annealing import Matched
 from crepe_diffusion.stitching.restitch import Restitch
-from crepe_diffusion.stitching.rewards import Junctions, Reach, WayPoint
+from crepe_diffusion.stitching.rewards import (
+    AnySegmentReward,
+    Junctions,
+    LinkReward,
+    Reach,
+    SegmentReward,
+    WayPoint,
+)
 from crepe_diffusion.stitching.segments import Segments
 
-__all__ = ["Junctions", "Matched", "Reach", "Restitch", "Segments", "WayPoint"]
+__all__ = [
+    "AnySegmentReward",
+    "Junctions",
+    "LinkReward",
+    "Matched",
+    "Reach",
+    "Restitch",
+    "SegmentReward",
+    "Segments",
+    "WayPoint",
+]

@@ -1,4 +1,4 @@
-"""Annealing that is as sharp at each time as predictions are.
+"""Annealing by the variance of predictions: at each time a reward is as sharp as predictions are.
 
 gamma(t) = w^2 / (w^2 + V_t - V_first)      for a squared error of width w on what is predicted with variance V_t
 """
@@ -22,7 +22,7 @@ class Matched:
     """`gamma(t) = w^2 / (w^2 + V_t - V_first)`, a function of time rather than of the ladder's index.
 
     If x_0 given x_t were Gaussian of variance V_t around its prediction, a squared error of width w would have the
-    expected weight `N(z; 0, w^2 + V_t)`: the annealed reward is then nearly what the final one will turn out to be.
+    expected weight `N(z; 0, w^2 + V_t)`: the annealed reward is then close to the final reward on average.
 
     >>> gamma = Matched(0.1, torch.tensor([0.01, 1.0]), torch.tensor([0.0, 0.99]))
     >>> [round(g, 6) for g in gamma(torch.tensor([0.01, 1.0])).tolist()]

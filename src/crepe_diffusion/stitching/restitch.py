@@ -1,20 +1,26 @@
-"""Exchange the segments of a whole plan for fresh ones, all at once, where rewards only tie neighbours together.
+"""Replace the segments of a whole plan by new ones, all at once, where rewards couple neighbours only.
 
-Given its neighbours, a segment is independent of the others, so plans at one level form a hidden Markov chain. Some
-thousand trajectories are drawn from the model's own marginal p_t and laid beside the J segments of the present plan.
-Whichever J of them, in whatever order, are called the plan: the others are draws of p_t, and the density of all of them
-together differs only by exp(r_t) of the plan. So a plan may be drawn from all of these at once, by that weight. A
-forward-backward pass does so (as in Neal, Beal and Roweis, 2004); plans that use a trajectory twice are thrown away.
-What rewards of other kinds say is accounted for by choosing among several such plans and the present one.
+A plan at level m has J segments. Its law is `pi_t ~ exp(r_t(x_1, .., x_J)) prod_j p_t(x_j)`. The move:
 
-Leaves pi_t invariant as far as plain denoising draws from p_t. It changes the course of a plan as a whole, which swaps
-alone would have to find by chance.
+1. Draw n candidates from `p_t`, the law of one segment, by plain denoising.
+2. Put them into one pool with the J segments of the present plan.
+3. Draw a new plan, J different members of the pool in some order, with probability proportional to `exp(r_t)`.
+
+This leaves `pi_t` invariant. Given the pool, every choice of J members has the density `exp(r_t(chosen))` times the
+product of `p_t` over the whole pool, and that product is the same for every choice (Neal, Beal and Roweis, 2004, use
+such pools for hidden Markov models). It is exact as far as plain denoising draws from `p_t`, for any number of
+candidates; more candidates make larger moves.
+
+Step 3 is a hidden Markov chain with the pool as its states: rewards that couple neighbours are its transitions and
+rewards of one segment its observations, so that a pass from the last segment to the first sums over all plans and a
+pass back draws one. A plan that uses a candidate twice is discarded. Other rewards cannot be summed over: several plans
+are drawn without them, and one of these or the present plan is chosen by their weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,21 +33,27 @@ from crepe_diffusion.paths import walk
 from crepe_diffusion.processes import Evaluation
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
+from crepe_diffusion.rewards import Reward
 from crepe_diffusion.schedules import ladder
+from crepe_diffusion.stitching.rewards import AnySegmentReward, LinkReward, SegmentReward
 from crepe_diffusion.stitching.segments import Segments
-from crepe_diffusion.targets import Reward
 
 __all__ = ["Restitch"]
 
 
 @dataclass(frozen=True)
 class Restitch:
-    """An explorer for `Segments`: with probability `chance`, one level between the given times is restitched.
+    """An explorer for `Segments`: in each iteration, with probability `chance`, one level is chosen between two times,
+    and its plans are drawn again from new candidates.
 
-    Rewards that tie neighbours (`Junctions`) or concern one segment (`Reach`) are summed over exactly; others are
-    judged on `n_plans` whole plans, among which those that any one segment can fulfil (`WayPoint`) are sought out.
-    A move costs `n_candidates * (n_steps + 1)` network rows a chain, for the fresh trajectories. With too few of them,
-    or at a level too near the data, nothing fits together.
+    Rewards of the form `LinkReward` (`Junctions`) or `SegmentReward` (`Reach`) are summed over exactly. All others are
+    computed on `n_plans` whole plans, of which one is chosen; an `AnySegmentReward` (`WayPoint`) makes plans more
+    frequent that earn it. A move costs `n_candidates * (n_steps + 1)` network rows per chain, for the candidates, and
+    one evaluation of the new plan. With few candidates, or at a level close to the data, no candidates fit together and
+    the present plan stays.
+
+    >>> Restitch(n_candidates=512, between=(0.1, 0.3)).n_steps
+    12
     """
 
     n_candidates: int = 2048
@@ -61,13 +73,15 @@ class Restitch:
     def check(self, evaluate: Evaluator) -> None:
         model = evaluate.target.models[0]
         if not isinstance(model, Segments) or evaluate.target.exponents != (1.0,):
-            raise InputError("restitching needs one model of several segments, with exponent 1")
+            raise InputError("restitching needs one model of several segments, with exponent 1: Segments(model, n)")
         if model.model.process().needs_fit():
             raise InputError("restitching needs a measured process: give the model Gaussian(information=...)")
-        if not any(hasattr(r.function, "link") for r in evaluate.target.rewards):
-            raise InputError("restitching needs a reward that ties neighbours, such as rewards.Junctions")
+        if not any(isinstance(r.function, LinkReward) for r in evaluate.target.rewards):
+            raise InputError("restitching needs a reward that couples neighbours, such as stitching.Junctions")
         if any(r.on != "prediction" for r in evaluate.target.rewards):
             raise InputError('restitching needs rewards on="prediction"')
+        for reward in evaluate.target.rewards:
+            _check_parts(reward, model)
         if not len(self._levels(evaluate)):
             raise InputError(f"no level of the ladder lies between {self.between[0]:g} and {self.between[1]:g}")
 
@@ -90,12 +104,17 @@ class Restitch:
         chosen = self._choose(evaluate, predictions, sound, t, present, stream)
         new_x = _pick(pool, chosen)
         new = evaluate(new_x, t.expand(len(rows)))
-        moved[rows] = (chosen >= present.shape[1]).all(1)  # nothing of the old plan is left
-        x, *evaluations = (torch.index_copy(old, 0, rows, value) for old, value in _pairs(state, new_x, new))
-        return State(x, Evaluation((evaluations[0],), evaluations[1], evaluations[2]), state.level), moved
+        moved[rows] = (chosen >= present.shape[1]).all(1)  # no segment of the old plan is left
+        old = state.seen
+        seen = Evaluation(
+            (old.predictions[0].index_copy(0, rows, new.predictions[0]),),
+            old.drift.index_copy(0, rows, new.drift),
+            old.reward.index_copy(0, rows, new.reward),
+        )
+        return State(state.x.index_copy(0, rows, new_x), seen, state.level), moved
 
     def begin(self, evaluate: Evaluator, n_chains: int, stream: Stream) -> tuple[Tensor, int]:
-        """Plans of fresh trajectories alone, (chains, *event), and the level they belong to: a place to start from."""
+        """Plans of candidates only, (chains, *event), and the level that they belong to: a point to start from."""
         level = int(self._levels(evaluate)[-1])
         t = evaluate.ladder.levels[level]
         pool, predictions, sound = self._candidates(evaluate, t, n_chains, stream.at("candidates"))
@@ -105,7 +124,7 @@ class Restitch:
     def _candidates(
         self, evaluate: Evaluator, t: Tensor, n_chains: int, stream: Stream
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Fresh trajectories at time t with their predictions, (chains, candidates, *event), and which are finite."""
+        """Draws of p_t with their predictions, (chains, candidates, *event), and which of them are finite."""
         model = _segments(evaluate).model
         steps = ladder.karras(self.n_steps + 1, float(t), float(evaluate.ladder.times[-1]))
         plain = Evaluator(
@@ -129,55 +148,55 @@ class Restitch:
     def _choose(
         self, evaluate: Evaluator, predictions: Tensor, sound: Tensor, t: Tensor, present: Tensor, stream: Stream
     ) -> Tensor:
-        """Which trajectory each segment becomes, (chains, segments), given the present choice."""
+        """Which member of the pool each segment becomes, (chains, segments), given the present choice."""
         n_chains, n = predictions.shape[:2]
         n_segments = _segments(evaluate).n
         single = torch.zeros(n_chains, n_segments, n, dtype=torch.float64)
-        single = single.where(sound[:, None], IMPOSSIBLE)  # of which a model says nothing finite
+        single = single.where(sound[:, None], IMPOSSIBLE)  # predictions that are not finite
         link = torch.zeros(n_chains, n, n, dtype=torch.float64)
         whole: list[Reward] = []
         pivot: Tensor | None = None
         for term in evaluate.target.rewards:
             weight = term.weight(t[None], evaluate.ladder)
-            reward: Any = term.function
-            if hasattr(reward, "link"):
+            reward = term.function
+            if isinstance(reward, LinkReward):
                 link += weight * reward.link(predictions, predictions).to(torch.float64)
-            elif hasattr(reward, "single"):
+            elif isinstance(reward, SegmentReward):
                 single[:, reward.segment] += weight * reward.single(predictions).to(torch.float64)
             else:
                 whole.append(term)
-                if pivot is None and hasattr(reward, "some"):
+                if pivot is None and isinstance(reward, AnySegmentReward):
                     pivot = weight * reward.some(predictions).to(torch.float64)
         plans, good = _forward_backward(single, link, self.n_plans, stream.at("plans"), pivot)
         if not whole:
             first = good.long().argmax(1)
             return torch.where(good.any(1)[:, None], plans[torch.arange(n_chains), first], present)
         plans = torch.cat([present[:, None], plans], 1)
-        votes = torch.zeros(n_chains, self.n_plans + 1, dtype=torch.float64)
+        log_weights = torch.zeros(n_chains, self.n_plans + 1, dtype=torch.float64)
         seen = torch.stack([_pick(predictions, plan) for plan in plans.unbind(1)], 1).flatten(0, 1)
         for term in whole:
             value = term.weight(t[None], evaluate.ladder) * term.function(seen).to(torch.float64)
-            votes += value.reshape(votes.shape)
+            log_weights += value.reshape(log_weights.shape)
         if pivot is not None:
-            votes -= pivot[torch.arange(n_chains)[:, None, None], plans].logsumexp(-1)
-        votes[:, 1:] = votes[:, 1:].where(good, -torch.inf)
-        winner = stream.at("vote").categorical(votes)
+            log_weights -= pivot[torch.arange(n_chains)[:, None, None], plans].logsumexp(-1)
+        log_weights[:, 1:] = log_weights[:, 1:].where(good, -torch.inf)
+        winner = stream.at("vote").categorical(log_weights)
         return plans[torch.arange(n_chains), winner]
 
 
 def _forward_backward(
     single: Tensor, link: Tensor, n_plans: int, stream: Stream, pivot: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Plans drawn from `exp(sum_j single_j + link)`, (chains, plans, segments), and which use nothing twice.
+    """Plans drawn from `exp(sum_j single_j + link)`, (chains, plans, segments), and which use no candidate twice.
 
-    With a `pivot` (chains, n), the weight is multiplied by its sum over the segments, `sum_j exp(pivot_j)`: one of
-    them, anywhere in the plan, is the one that counts.
+    With a `pivot` (chains, n), the weight of a plan is multiplied by `sum_j exp(pivot_j)` over its segments: one of
+    them, at any place in the plan, is the pivot.
     """
     n_chains, n_segments, _ = single.shape
     own = (single - single.amax(-1, keepdim=True)).exp()
     link = link.exp()
     here = torch.zeros_like(own[:, 0]) if pivot is None else (pivot - pivot.amax(-1, keepdim=True)).exp()
-    # What may still come after each candidate: with the pivot behind it, and with the pivot there or ahead.
+    # The total weight of what follows each candidate: if the pivot came before it, and if it is there or comes later.
     free, due = [own[:, -1]], [own[:, -1] * here]
     reach = []
     for j in range(n_segments - 2, -1, -1):
@@ -192,7 +211,7 @@ def _forward_backward(
     possible = (first.sum(-1) > 0)[:, None]
     chains = torch.arange(n_chains)[:, None]
 
-    def draw(weight: Tensor, j: int) -> Tensor:  # what is not possible is drawn nevertheless, and thrown away
+    def draw(weight: Tensor, j: int) -> Tensor:  # impossible plans are drawn too, and discarded
         return stream.at(j).categorical(weight.where(possible[..., None], 1.0).log())
 
     drawn = [draw(first[:, None].expand(-1, n_plans, -1), 0)]
@@ -209,6 +228,23 @@ def _forward_backward(
     return plans, distinct & possible
 
 
+def _check_parts(reward: Reward, model: Segments) -> None:
+    """Refuse a reward whose parts do not sum to the reward itself: the move would sample another law."""
+    x, function = Stream(0).at("parts").normal((2, *model.event_shape), dtype=model.dtype), reward.function
+    if isinstance(function, LinkReward):
+        name, parts = "link", function.link(x, x).diagonal(offset=1, dim1=-2, dim2=-1).sum(-1)
+    elif isinstance(function, SegmentReward):
+        name, parts = "single", function.single(x[:, function.segment])
+    else:
+        return
+    whole = function(x)
+    if parts.shape != whole.shape or not torch.allclose(parts, whole, rtol=1e-3, atol=1e-6):
+        raise InputError(
+            f"reward {reward.name!r}: its method {name} gives {parts.tolist()} for two plans whose reward is"
+            f" {whole.tolist()}; both must agree"
+        )
+
+
 def _segments(evaluate: Evaluator) -> Segments:
     model = evaluate.target.models[0]
     assert isinstance(model, Segments)
@@ -216,10 +252,5 @@ def _segments(evaluate: Evaluator) -> Segments:
 
 
 def _pick(pool: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen trajectory of every segment, (chains, segments, *event)."""
+    """The chosen member of the pool for every segment, (chains, segments, *event)."""
     return pool[torch.arange(len(pool))[:, None], chosen]
-
-
-def _pairs(state: State, x: Tensor, seen: Evaluation) -> list[tuple[Tensor, Tensor]]:
-    old = state.seen
-    return [(state.x, x), (old.predictions[0], seen.predictions[0]), (old.drift, seen.drift), (old.reward, seen.reward)]

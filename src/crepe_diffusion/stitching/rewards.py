@@ -1,27 +1,81 @@
-"""Rewards that stitch short trajectories into one: begin here, end there, hang together, pass by.
+"""Rewards that join short trajectories into one plan: start here, end there, connect, pass by a point.
 
-A plan is `(rows, segments, steps, coordinates)`: pieces that a `Segments` model draws one by one and that these
-rewards couple. Each reward is a function of a batch, to be given to `tilt`, and works on its own.
+A plan is `(rows, segments, steps, coordinates)`: segments that a `Segments` model draws independently and that these
+rewards couple. Each reward is a function of a batch of plans, to be given to `tilt`.
 
-All measure `l2 |z|^2 + l1 sum_i |z_i|` of a difference z: the square reaches far, the absolute value is sharp near
-zero. The absolute value is rounded off within `smooth`, so that its gradient exists everywhere.
+All of them measure `l2 |z|^2 + l1 sum_i |z_i|` of a difference z: the square acts at large distances, the absolute
+value
+is sharp near zero. The absolute value is smooth within `smooth` of zero, so that its gradient exists everywhere.
+
+`Restitch` draws whole plans at once. For this it must split a reward into parts that depend on few segments. The three
+protocols `LinkReward`, `SegmentReward` and `AnySegmentReward` describe the parts; a reward of your own that has one of
+these methods is used in the same way as ours.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["Junctions", "Reach", "WayPoint"]
+__all__ = ["AnySegmentReward", "Junctions", "LinkReward", "Reach", "SegmentReward", "WayPoint"]
+
+
+@runtime_checkable
+class LinkReward(Protocol):
+    """A reward that is a sum over neighbouring segments: `r(x) = sum_j link(x_j, x_{j+1})`.
+
+    `link(left, right)` takes (..., n, *segment) and (..., m, *segment) and returns the term of every left segment
+    followed by every right one, (..., n, m). It must be the same function for all j.
+
+    >>> class SameHeight:                                   # each segment starts at the height where the last one ended
+    ...     def __call__(self, x):
+    ...         return -(x[:, :-1, -1, 1] - x[:, 1:, 0, 1]).square().sum(-1)
+    ...     def link(self, left, right):
+    ...         return -(left[..., :, None, -1, 1] - right[..., None, :, 0, 1]).square()
+    >>> isinstance(SameHeight(), LinkReward), isinstance(Junctions(), LinkReward)
+    (True, True)
+    """
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+    def link(self, left: Tensor, right: Tensor, /) -> Tensor: ...
+
+
+@runtime_checkable
+class SegmentReward(Protocol):
+    """A reward of one segment: `r(x) = single(x[:, segment])`.
+
+    `single` takes (..., *segment) and returns (...).
+    """
+
+    segment: int
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+    def single(self, segment: Tensor, /) -> Tensor: ...
+
+
+@runtime_checkable
+class AnySegmentReward(Protocol):
+    """A reward that any one segment of the plan can earn.
+
+    `some` takes (..., *segment) and returns what a plan earns if this segment is the one, (...). Restitch uses it to
+    propose plans, and corrects with the reward itself, so an estimate is enough.
+    """
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+    def some(self, segment: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Gap:
-    """What all these rewards share: their weight and how they measure a difference."""
+    """What these rewards share: their weight, and how they measure a difference."""
 
     weight: float = 100.0
     l1: float = 10.0
@@ -86,9 +140,9 @@ class Junctions(_Gap):
 
 @dataclass(frozen=True)
 class WayPoint(_Gap):
-    """Some point of the plan passes by `point`: the gaps of all points, weighted by a softmax of minus the gap.
+    """Some point of the plan is near `point`: the mean gap of all points, weighted by a softmax of minus the gap.
 
-    `focus` is the inverse temperature of the softmax; a large one means the nearest point alone.
+    `focus` is the inverse temperature of the softmax; with a large one only the nearest point counts.
 
     >>> plan = torch.linspace(0, 1, 64)[None, None, :, None].expand(1, 1, 64, 2)
     >>> bool(WayPoint((0.5, 0.5))(plan) > WayPoint((0.5, 0.0))(plan))
@@ -102,7 +156,7 @@ class WayPoint(_Gap):
         return self._nearest(self.gap(_plan(x) - x.new_tensor(self.point)).flatten(1))
 
     def some(self, segment: Tensor) -> Tensor:
-        """The reward of a plan of which this segment passes by, (..., steps, coordinates)."""
+        """The reward of a plan that consists of this segment, (..., steps, coordinates)."""
         return self._nearest(self.gap(segment - segment.new_tensor(self.point)))
 
     def _nearest(self, gap: Tensor) -> Tensor:

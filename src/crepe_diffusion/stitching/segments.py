@@ -1,4 +1,4 @@
-"""Several copies of one model side by side, which a reward ties together."""
+"""Several independent copies of one model in one state, which a reward couples."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ __all__ = ["Segments"]
 
 
 class Segments(Model):
-    """`n` independent copies of a model side by side: the event gets a leading segment axis.
+    """`n` independent copies of a model: the event gets a leading segment axis, and log-densities sum over it.
 
-    A reward then couples the segments (trajectory stitching). One event costs `n` network rows.
+    A reward then couples the segments (trajectory stitching). One state costs `n` network rows.
+
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> Segments(GaussianMixture(weights=[1.0], means=[[0.0, 0.0]], stds=[1.0]), 3).event_shape
+    (3, 2)
     """
 
     def __init__(self, model: Model, n: int):
@@ -30,7 +34,7 @@ class Segments(Model):
         self.network_rows = self.n * model.network_rows
 
     def process(self) -> Process:
-        """The model's own, with its axes moved behind the segment axis and its measurements repeated along it."""
+        """The process of the model, with its axes after the segment axis and its measurements repeated along it."""
         process = self.model.process()
         if isinstance(process, GaussianProcess) and process.zero_mean is not None:
             process = replace(process, zero_mean=process.zero_mean + 1)
