@@ -27,6 +27,14 @@ class Counting(cd.Bounce):
     label: str = "mine"
 
 
+@dataclass(frozen=True)
+class Holder:
+    """Takes a word, a number or a class, and an object of any kind."""
+
+    form: str | float | type[cd.Bounce] = "fisher"
+    inner: cd.Bounce | None = None
+
+
 class Restarting:
     """A sampler that can go on: an autoregressive walk at level 0 whose state is all that it needs."""
 

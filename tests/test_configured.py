@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import crepe_diffusion as cd
-from configured_objects import Counting, Restarting, never
+from configured_objects import Counting, Holder, Restarting, never
 from crepe_diffusion.run import Run, files, read_run
 from crepe_diffusion.run.configured import configure, merged, plain
 from run_worker import assert_same_run
@@ -97,6 +97,9 @@ def test_a_subclass_stays_what_it_is(tmp_path: Path) -> None:
         cd.anneal.power(3.0),
         cd.anneal.linear(),
         LADDER,
+        Holder(Counting, Counting(2)),
+        Holder("word"),
+        Holder(0.5),
     ],
     ids=lambda value: type(value).__name__,
 )

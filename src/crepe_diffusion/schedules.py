@@ -188,7 +188,7 @@ class _OfTime:
 
 
 @dataclass(frozen=True)
-class Power:
+class Power(Annealing):
     """`gamma(u) = (f + (1 - f) u)^exponent` with `f = floor^(1/exponent)`: the paper's 5 (images) and 10 (mazes).
 
     >>> Power(10)(torch.tensor([0.0, 1.0], dtype=torch.float64)).tolist()
@@ -208,7 +208,7 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Annealing):
     """`gamma(u) = u`."""
 
     def __call__(self, u: Tensor, /) -> Tensor:
@@ -216,7 +216,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Annealing):
     """`gamma = 1` at every level; the noise end is then only approximately Gaussian."""
 
     def __call__(self, u: Tensor, /) -> Tensor:

@@ -3,7 +3,7 @@
     { kind = "bounce", n_steps = 2 }                      one of ours, by the short form of its class's name
     { kind = "my_moves:Mala", step = 0.3 }                anybody's class, with its fields
     { kind = "my_rewards:near", centre = 2.0 }            a function with some of its arguments, where one is wanted
-    "my_rewards:near"                                     a function as it is
+    "my_rewards:near"                                     a function or a class as it is, where one is wanted
     { kind = "none" }                                     None, where a default is something else
     { python = "Bounce(n_steps=1)" }                      made in Python and not writable: has to be passed again
 
@@ -246,7 +246,9 @@ def _setting(value: Any, hint: Any, what: str, names: Names | None) -> Setting:
     members = _members(hint)
     if isinstance(value, Mapping) and ("kind" in value or not _takes_mapping(members)):
         return configure(value, what, names, hint)
-    if isinstance(value, str) and ":" in value and _callable_hint(hint) is not None and str not in members:
+    takes_class = any(typing.get_origin(m) is type for m in members)
+    takes_function = _callable_hint(hint) is not None and str not in members
+    if isinstance(value, str) and ":" in value and (takes_class or takes_function):
         return Setting(_imported(value, what), value)
     if not isinstance(value, (bool, int, float, str, list, tuple, Mapping)):  # an object, passed in Python
         return Setting(value, recorded(value))
