@@ -67,4 +67,9 @@ def test_a_mutant_that_tests_notice_is_killed_and_one_that_they_do_not_survives(
     assert outcome.killed
     assert outcome.failed == "test_it.py::test_it"
     (tmp_path / "test_it.py").write_text("def test_it():\n    while True:\n        pass\n")
-    assert tool.run_tests(tmp_path, ["test_it.py"], 3).code is None
+    outcome = tool.run_tests(tmp_path, ["test_it.py"], 6)
+    assert outcome.killed
+    assert outcome.code is None
+    (tmp_path / "test_it.py").write_text("import os\n\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
+    outcome = tool.run_tests(tmp_path, ["test_it.py"], 60)
+    assert (outcome.killed, outcome.judged) == (False, False)  # ended from outside: no test has noticed anything

@@ -261,7 +261,13 @@ class Outcome:
 
     @property
     def killed(self) -> bool:
-        return self.code != 0
+        """A test failed (1), the package cannot be imported (2) or breaks pytest (3), or time ran out."""
+        return self.code in (None, 1, 2, 3)
+
+    @property
+    def judged(self) -> bool:
+        """Not so if the process was ended from outside, or pytest was called wrongly."""
+        return self.killed or self.code == 0
 
 
 def run_tests(root: Path, paths: list[str], limit: float) -> Outcome:
@@ -273,7 +279,7 @@ def run_tests(root: Path, paths: list[str], limit: float) -> Outcome:
         "PYTHONDONTWRITEBYTECODE": "1",  # or a mutant of equal length, written in the same second, would not be seen
     }
     limited = (
-        f"import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, ({int(limit) + 1},) * 2);"
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, ({int(limit)}, {int(limit) + 5}));"
         " import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", limited, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]
@@ -300,7 +306,7 @@ def run_tests(root: Path, paths: list[str], limit: float) -> Outcome:
             process.wait()
         output.seek(0)
         failed = [line for line in output.read().splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if code is not None and code < 0:
+    if code == -signal.SIGXCPU:
         code = None
     return Outcome(code, seconds, failed[0].split(" - ")[0].split(" ", 1)[1] if failed else "")
 
@@ -376,9 +382,11 @@ def judge(study: Study, mutant: Mutant, root: Path, confirm: bool) -> dict[str, 
         for paths in stages:
             outcome = run_tests(root, paths, 30 + 3 * sum(study.seconds[p] for p in paths))
             seconds += outcome.seconds
+            if not outcome.judged:
+                record |= {"status": "unjudged", "by": f"exit code {outcome.code}"}
+                break
             if outcome.killed:
-                by = outcome.failed or ("time" if outcome.code is None else f"exit code {outcome.code}")
-                record |= {"status": "killed", "by": by}
+                record |= {"status": "killed", "by": outcome.failed or "time"}
                 break
         else:
             record |= {"status": "survived" if confirm else "unconfirmed"}
@@ -433,7 +441,11 @@ def main() -> None:
 
         def open_still(mutant: Mutant) -> bool:
             status = study.records.get(key_of(mutant), {}).get("status")
-            return status is None or (status == "unconfirmed" and confirm) or (status != "killed" and options.again)
+            return (
+                status in (None, "unjudged")
+                or (status == "unconfirmed" and confirm)
+                or (status != "killed" and options.again)
+            )
 
         def attempt(mutant: Mutant) -> None:
             root = roots.get()
@@ -449,9 +461,11 @@ def main() -> None:
         with ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(attempt, filter(open_still, drawn)))
 
-    tried = [study.records[key_of(m)] for m in drawn]
+    tried = [r for r in (study.records[key_of(m)] for m in drawn) if r["status"] != "unjudged"]
     killed = sum(r["status"] == "killed" for r in tried)
     print(f"killed {killed} of {len(tried)} ({killed / len(tried):.0%}); survivors are in {RESULTS.relative_to(ROOT)}")
+    if len(tried) < len(drawn):
+        print(f"{len(drawn) - len(tried)} were ended from outside: call again to try them again")
 
 
 if __name__ == "__main__":
