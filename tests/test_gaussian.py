@@ -735,7 +735,7 @@ def test_finished_samples_of_gaussian_data_have_the_law_of_the_last_time():
             x = mean + math.sqrt(d - d * d / (t * t + rho * rho)) * stream.normal((n, 1))
         return x
 
-    check(cd.Plain(model, ladder).sample(n))
+    check(cd.Plain(model, ladder).sample(n).x)
     check(cd.ReplicaExchange(model, ladder, n_chains=n).output())
     check(denoised([STREAM.at("own", i) for i in range(3)]))
     refuted(check, denoised([STREAM.at("shared")] * 3))
