@@ -157,8 +157,10 @@ class Evidence:
     @cached_property
     def tours(self) -> torch.Tensor | None:
         """The tour of each judged draw, (draws, chains); none where replicas are not recorded."""
-        replica, born = (torch.as_tensor(a[self.judged]) for a in (self.data.replica, self.data.born))
-        return tours(replica, born) if replica.numel() else None
+        columns = self.data.columns
+        if "replica" not in columns or "born" not in columns or not self.n_draws:
+            return None
+        return tours(*(torch.as_tensor(columns[name][self.judged]) for name in ("replica", "born")))
 
     @cached_property
     def finite_works(self) -> float:

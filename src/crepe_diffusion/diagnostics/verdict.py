@@ -168,10 +168,11 @@ def _start(e: Evidence) -> Iterator[Finding]:
     """Draws that still descend from the replicas that the chains began with."""
     if e.n_draws < MIN_DRAWS or e.tours is None:
         return
-    share = float((e.data.born[e.judged] == 0).mean())
+    from_start = e.data.columns["born"][e.judged] == 0
+    share = float(from_start.mean())
     if share > FROM_THE_START:
         whole = "each chain" if e.data.n_chains > 1 else "the chain"
-        first = int((np.asarray(e.data.born[e.judged]) == 0).any(1).nonzero()[0].max()) + 1
+        first = int(from_start.any(1).nonzero()[0].max()) + 1
         yield Finding(
             "look",
             f"{percent(share)} of the draws descend from the first replicas, and {whole} began from one trajectory",
@@ -304,7 +305,7 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _free_energy,
 )
 
-OF_EXCHANGE = (_ladder, _trips, _explorer, _free_energy)
+OF_EXCHANGE = (_ladder, _too_many, _start, _trips, _explorer, _free_energy)
 """Rules for samplers that exchange replicas between levels."""
 
 
