@@ -121,11 +121,11 @@ def _md(given: argparse.Namespace) -> int:
     walker = Walker(folder, chosen, temperatures, given.walker, given.seed, given.engine)
     start = walker.open()
     wanted = round(given.ns * 1000 / (BLOCK * INTERVAL))
-    first, began, said = start.n_blocks, time.monotonic(), 0.0
+    first, began, printed = start.n_blocks, time.monotonic(), 0.0
     for state in walker.run(start) if first < wanted else ():
         done, spent = state.n_blocks, time.monotonic() - began
-        if spent - said > 60 or done == wanted:
-            said = spent
+        if spent - printed > 60 or done == wanted:
+            printed = spent
             length = done * BLOCK * INTERVAL / 1000
             speed = (done - first) * BLOCK * INTERVAL / 1000 * len(temperatures) / spent * 3600
             share = state.n_accepted / max(1, state.n_attempted)
@@ -183,7 +183,7 @@ def _train(given: argparse.Namespace) -> int:
     folder = given.out or given.data / chosen.name / f"training-{given.noise}"
     about = {"peptide": chosen.name, "temperature": str(chosen.hot), "n_frames": str(len(frames[0]))}
     pairs, network = bonds(chosen), model.NETWORKS[given.network]
-    # Volumes show a network which hand is which; one that sees distances only has to know both.
+    # Volumes show a network which hand is which; one that sees distances only has to learn both.
     handed = network["kind"] == "pairs"
     centres, groups = (stereocentres(pairs), None) if handed else (None, methyls(pairs))
     if handed and not given.unfolded:

@@ -44,7 +44,7 @@ BASINS = (
 
 
 def examine(walkers: list[list[np.ndarray]], peptide: Peptide) -> dict[str, Any]:
-    """What walkers know of their basins at one temperature, as JSON takes it.
+    """The populations of basins in the walkers at one temperature, as JSON takes it.
 
     A walker is the list of its rungs' trajectories (frames, atoms, 3) there, of which each begins with a block.
     `z_walkers` is the largest |z| of all pairs, and None for a single walker.
@@ -118,7 +118,7 @@ def pooled(walkers: list[np.ndarray], n_batches: int = N_BATCHES) -> tuple[np.nd
 def verdict(crossings: int, z: np.ndarray, share: np.ndarray, error: np.ndarray) -> str:
     """What stands in the way of trusting the populations, or "converged".
 
-    z-scores cannot see a basin that was never entered, or entered once: no halves disagree about what neither knows.
+    z-scores cannot see a basin that was never entered, or entered once: two halves agree where neither has entered it.
     """
     reasons = (
         [] if crossings >= ENOUGH else [f"phi was seen to change its sign {crossings} times, and should {ENOUGH} times"]

@@ -3,7 +3,7 @@
     accept a swap of replicas i and j with probability min(1, exp((1/kT_i - 1/kT_j) (U_i - U_j)))
 
 Replicas that pass through the hot rungs cross barriers there, and hot frames are wanted anyway. Whether the cold rungs
-gain enough by it is for `check` to say: a single temperature is plain dynamics. A block is `BLOCK` frames of plain
+gain enough by it is found by `check`: a single temperature is plain dynamics. A block is `BLOCK` frames of plain
 dynamics of every replica; between blocks replicas exchange rungs. Files are sorted by rung, so each holds one
 temperature, and any `BLOCK` successive frames from a multiple of `BLOCK` on are one continuous piece (what a
 time-lagged analysis needs).
@@ -69,7 +69,7 @@ class State:
 def exchange(energy: np.ndarray, rung: np.ndarray, betas: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
     """Swap rungs (in place) of random pairs of replicas, many times over; how many were attempted and accepted.
 
-    Leaves the product of the rungs' laws invariant. So many attempts nearly draw the permutation anew, which is the
+    Leaves the product of the rungs' laws invariant. So many attempts nearly draw a new permutation, which is the
     most that exchanges can do between two blocks; only swaps between neighbouring temperatures are counted.
     """
     place, n = np.unique(betas, return_inverse=True)[1], len(rung)
@@ -154,7 +154,7 @@ class SideBySide:
             x, v, thermal = state.positions[rows], state.velocities[rows], GAS_CONSTANT * temperatures[rows]
             for k in range(BLOCK):
                 x, v, u = self._lanes.step(x, v, thermal, round(INTERVAL / STEP), STEP, FRICTION, numbers)
-                x -= x.mean(1, keepdims=True)  # molecules drift, and float32 knows places near the origin best
+                x -= x.mean(1, keepdims=True)  # molecules drift, and float32 is most precise near the origin
                 frames[inside, k] = x[: len(inside)]
             state.positions[inside], state.velocities[inside] = x[: len(inside)], v[: len(inside)]
             energy[inside] = u[: len(inside)]

@@ -155,7 +155,7 @@ def _tables(system: openmm.System) -> dict[str, Any]:
         elif isinstance(force, openmm.GBSAOBCForce):
             _solvent(force, pairs, born)
         elif not isinstance(force, openmm.CMMotionRemover):
-            raise InputError(f"the lanes do not know the force {type(force).__name__}; use OpenMM's own engine")
+            raise InputError(f"the lanes do not have the force {type(force).__name__}; use OpenMM's own engine")
     return out | {"pair_table": list(pairs.values()), "born_table": born}
 
 
@@ -179,7 +179,7 @@ def _waves(rows: list[list[float]]) -> dict[tuple[int, ...], Array]:
 
 def _pairwise(force: openmm.NonbondedForce, pairs: dict[tuple[int, int], Array]) -> None:
     if force.getNonbondedMethod() != openmm.NonbondedForce.NoCutoff:
-        raise InputError("the lanes know no cut-off; use OpenMM's own engine")
+        raise InputError("the lanes have no cut-off; use OpenMM's own engine")
     atoms = [_plain(force.getParticleParameters(i)) for i in range(force.getNumParticles())]
     for (i, j), row in pairs.items():
         (qi, si, ei), (qj, sj, ej) = atoms[i], atoms[j]

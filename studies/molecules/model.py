@@ -38,7 +38,7 @@ NOISE = {"all": (-3.6, 1.8), "low": (-5.0, 1.2), "high": (-2.2, 1.05)}
 
 
 def build(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None = None) -> EDM:
-    """The untrained denoiser; `centres` (centre and three neighbours) are what tells it left from right."""
+    """The untrained denoiser; `centres` (centre and three neighbours) show it left from right."""
     return EDM(_bare(network, n_atoms, sigma_data, centres), sigma_data)
 
 
@@ -143,7 +143,7 @@ def _minutes(folder: Path) -> str:
 def renamed(x: Tensor, groups: np.ndarray | None, generator: torch.Generator) -> Tensor:
     """Two hydrogens of each methyl group trade names in half of the rows.
 
-    Distances do not show in which sense hydrogens are named, so a network draws both. It has to know both, or half of
+    Distances do not show in which sense hydrogens are named, so a network draws both. It has to learn both, or half of
     its samples are unlike anything it has seen.
     """
     x = x.clone()
@@ -176,7 +176,7 @@ def denoiser(model: EDM, n_atoms: int) -> Denoiser:
 
 @torch.no_grad()
 def by_noise(model: EDM, x: Tensor, sigmas: Tensor, seed: int = 0) -> Tensor:
-    """The weighted loss at each noise level: 1 for the best linear denoiser, less where the model knows more."""
+    """The weighted loss at each noise level: 1 for the best linear denoiser, less where the model is better."""
     out, n = [], x.shape[1]
     for i, sigma in enumerate(sigmas):
         noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed + i))

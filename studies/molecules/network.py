@@ -5,9 +5,9 @@
 `d_ij` are the distances of atoms, `V_c = (a x b) . c` the signed volumes that three neighbours span at a stereocentre.
 The score of a law that is invariant under rigid motions has this form, for its log-density is a function of such
 invariants. `PairForces` lets one network give all `w` from all invariants, which is cheap because the atoms of one
-molecule have names and need no permutation symmetry. Distances alone do not tell mirror images apart; volumes do, where
+molecule have names and need no permutation symmetry. Distances do not distinguish mirror images; volumes do, where
 they are given. `Folded` shows a network one hand only. `Split` is two networks, one below and one above a noise level.
-`EGNN` is the graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022), which knows distances only.
+`EGNN` is the graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022), which is given distances only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PairForces(nn.Module):
     of the data and of the noise together: `(d - sqrt(mean^2 + 16/pi sigma^2)) / sqrt(std^2 + 2 sigma^2)`. The mean
     distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`, that of their squares `6 sigma^2`.
     Squares come in too, and forces along `grad d^2` go out: under much noise the best denoiser is nearly a polynomial
-    in the coordinates, which their products can say better than lengths. Volumes only have to show their sign; their
+    in the coordinates, which their products show better than lengths. Volumes only have to show their sign; their
     scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring. Of a large
     molecule the linear path wants a `rank`: pairs grow with the square of the atoms, and a full matrix with the fourth.
     """
@@ -126,7 +126,7 @@ class PairForces(nn.Module):
 class Folded(nn.Module):
     """A network that is shown one hand and one naming only: what it draws has both, and is right in both.
 
-    The noise decides which hand a sample will have long before a network could know better, so a network that was
+    The noise decides which hand a sample will have long before a network could distinguish them, so a network that was
     trained on one hand draws both, and the other one badly. Here every molecule is mirrored until the volumes at its
     `alphas` sum to more than zero, and the hydrogens of `methyls` are renamed until theirs are positive; the answer is
     turned back. On data of one hand this learns the law in which all mirror images and names are equally likely.
@@ -179,7 +179,7 @@ class Split(nn.Module):
 class EGNN(nn.Module):
     """All atoms talk to all: messages from invariant features, moves along the lines between atoms.
 
-    The first layer of each message network is split into what each end says and what their distance says, so that it
+    The first layer of each message network is split into a part per end and a part of their distance, so that it
     costs a product for each atom and not for each pair.
     """
 

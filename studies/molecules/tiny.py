@@ -13,7 +13,7 @@ from studies.molecules.tempering import METHODS, Budget, temper
 __all__ = ["run"]
 
 # The ladder keeps its 201 steps: with fewer, Euler-Maruyama steps of a tempered score are unstable.
-BUDGET = Budget(rows=2 * 50 * 201, n_chains=2, own_chains=2, batch=50, burn_in=0.5, fit_samples=32)
+BUDGET = Budget(rows=2 * 40 * 201, n_chains=2, own_chains=2, batch=40, burn_in=0.5, fit_samples=16)
 N_SAMPLES = 200
 
 

@@ -1,7 +1,7 @@
 """Trajectories on disk: DCD files that grow frame by frame and can be cut back to a known number of frames.
 
 DCD holds float32 coordinates in a frame of fixed size, so a file that was being written when its process died is made
-whole again by cutting it at the last frame that the checkpoint knows of. mdtraj, VMD and others read it.
+whole again by cutting it at the last frame that the checkpoint counts. mdtraj, VMD and others read it.
 """
 
 from __future__ import annotations

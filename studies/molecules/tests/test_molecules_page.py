@@ -100,10 +100,8 @@ def test_the_tables_that_need_no_run_are_those_of_the_page(tmp_path):
 
 
 def test_checks_and_speed(filled):
-    basins = {
-        name: {"share": 0.1 * k, "error": 0.001 * k, "z_halves": 0.3 - k, "z_walkers": None}
-        for k, name in enumerate(("phi > 0", "beta", "alpha", "cis"))
-    }
+    basin = lambda k: {"share": 0.1 * k, "error": 0.001 * k, "z_halves": 0.3 - k, "z_walkers": None}  # noqa: E731
+    basins = {name: basin(k) for k, name in enumerate(("phi > 0", "beta", "alpha", "cis"))}
     check = {"temperature": 800.0, "n_walkers": 1, "n_trajectories": 14, "ns": 1118.6, "basins": basins}
     speed = {"engine": "lanes", "n_rungs": 16, "hours": 2.5, "ns_per_hour": 3141.5}
     new = filled(methods(), [{**check, "crossings": 4321, "verdict": "converged"}], speed)
