@@ -13,6 +13,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_frequencies, f64, refuted
+from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes import Coefficients, Euler, Evaluation, Masked, Uniform
 from crepe_diffusion.random import Stream
 
@@ -228,7 +229,7 @@ def test_concrete_scores_are_ratios_of_marginals(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_local_moves_know_the_ratio_of_densities_and_of_their_own_probabilities(kind):
+def test_local_moves_have_the_ratio_of_densities_and_of_their_own_probabilities(kind):
     model, t, n = table(JOINT, kind), 0.45, 4000
     process = model.process()
     states = reachable(model, t)
@@ -247,9 +248,15 @@ def test_local_moves_know_the_ratio_of_densities_and_of_their_own_probabilities(
         revealed = drift[torch.arange(n), i, new.clamp(max=V - 1)]
         return torch.where(here == V, revealed, 0.0) - math.log(3)
 
-    y, position, token = process.local_move(x, at(x).drift, times(t, n), STREAM.at("move"))
+    y = process.local_move(x, at(x).drift, STREAM.at("move"))
     assert ((x != y).sum(1) == 1).all()
-    models, proposal = process.local_log_ratios(x, y, at(x), at(y), times(t, n), position, token)
+    models, proposal = (
+        process.log_density_ratios(x, y, at(x), at(y), times(t, n)),
+        process.local_log_q(x, y, at(x), at(y)),
+    )
+    assert (process.log_density_ratios(x, x, at(x), at(x), times(t, n)) == 0).all()
+    with pytest.raises(InputError, match="one position at most, got"):
+        process.log_density_ratios(x, x.flip(0), at(x), at(x.flip(0)), times(t, n))
     torch.testing.assert_close(models[0], model.log_prob(y, t) - model.log_prob(x, t), atol=1e-12, rtol=0)
     expected = log_q(x, y, at(x).drift) - log_q(y, x, at(y).drift)
     torch.testing.assert_close(proposal, expected, atol=1e-12, rtol=0)
@@ -260,7 +267,8 @@ def test_local_moves_are_drawn_with_those_probabilities(kind):
     model, t, n = table(JOINT, kind), 0.45, 20_000
     process, start = model.process(), torch.tensor([[V, 1, 0]] if kind == "masked" else [[2, 1, 0]])
     drift = process.drift(start, times(t, 1), (model.predict(start, times(t, 1)),), None, LAW)
-    y, position, _ = process.local_move(start.expand(n, -1), drift.expand(n, -1, -1), times(t, n), STREAM.at("drawn"))
+    y = process.local_move(start.expand(n, -1), drift.expand(n, -1, -1), STREAM.at("drawn"))
+    position = (y != start).int().argmax(1)
     assert_frequencies(position, torch.full((3,), 1 / 3))
     moved = y[position == 0, 0]
     expected = torch.cat([drift[0, 0].exp(), torch.zeros(1)]) if kind == "masked" else f64([0.5, 0.5, 0])

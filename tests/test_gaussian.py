@@ -17,7 +17,7 @@ from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Coefficients, EulerMaruyama, Evaluation, FisherTable, Gaussian
 from crepe_diffusion.processes.gaussian import score_of
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers.setup import fit_information, information_from_data
+from crepe_diffusion.samplers.information import fit_information
 
 STREAM = Stream(11)
 PLAIN = Coefficients(target=(1.0,), proposal=(1.0,), k_up=0.0, k_down=1.0)
@@ -105,7 +105,7 @@ RHO = [0.2, 0.6, 2.5]
 EYE = torch.eye(6, dtype=torch.float64)
 TURNED = orthogonal(3)
 ATOMS = torch.kron(centred(4), torch.eye(2, dtype=torch.float64))  # four atoms in the plane, no centre of mass
-TILED = table(RHO, torch.zeros(3)).tiled(2)
+TILED = table(RHO, torch.zeros(3)).repeated(2)
 INTERLEAVED = FisherTable(TIMES, TILED.values[..., [0, 3, 1, 4, 2, 5]], TILED.mean)
 CASES = {
     "one dimension": (Data(0.7, EYE[:1, :1], (1,), Gaussian(variance=0.7)), Gaussian(variance=0.71)),
@@ -270,7 +270,7 @@ PROPOSALS = {
     "diagonal": (Gaussian(variance="fisher-diagonal", information=TWO), (3,)),
     "basis": (Gaussian(variance="fisher-diagonal", information=TWO, basis=TURNED), (3,)),
     "part of a basis": (Gaussian(variance=0.8, basis=TURNED[:2]), (3,)),
-    "pieces": (Gaussian(variance="fisher-diagonal", information=TWO.tiled(2), basis=TURNED), (2, 3)),
+    "pieces": (Gaussian(variance="fisher-diagonal", information=TWO.repeated(2), basis=TURNED), (2, 3)),
     "pieces of part of a basis": (Gaussian(variance=0.8, basis=TURNED[:2]), (2, 3)),
     "zero mean": (Gaussian(variance=0.8, zero_mean=0), (4, 2)),
     "euler": (EulerMaruyama(), (3,)),
@@ -518,7 +518,7 @@ def test_the_table_from_data_agrees_with_closed_forms(kind, scales, basis):
     data = Data(rho, axes, (3,), Gaussian(variance=kind, basis=basis))
     data.mean = mean
     x = data.outside(mean + rho * STREAM.at("data").normal((n, len(axes))))
-    found = information_from_data(data.model, x, TIMES, data.process, STREAM.at("noise"))
+    found = cd.information_from_data(data.model, x, TIMES, data.process, STREAM.at("noise"))
 
     def check(rho):
         exact = TIMES[:, None] ** 2 / (TIMES[:, None] ** 2 + f64(rho) ** 2)
@@ -559,8 +559,8 @@ def test_a_table_is_read_linearly_in_log_t():
     times = f64([0.1, 1.0, 10.0])
     values = f64([0.2, 0.5, 0.9]).reshape(1, 3, 1)
     at = f64([0.01, 0.1, 10**-0.5, 1.0, 10**0.75, 99.0])
-    read = FisherTable(times, values, torch.zeros(1, 1)).scaled(at)
-    torch.testing.assert_close(read[0, :, 0], f64([0.2, 0.2, 0.35, 0.5, 0.8, 0.9]))
+    read = FisherTable(times, values, torch.zeros(1, 1)).of(0, at)
+    torch.testing.assert_close(read.values[:, 0], f64([0.2, 0.2, 0.35, 0.5, 0.8, 0.9]))
 
 
 # -- the noise end ----------------------------------------------------------------------------------------

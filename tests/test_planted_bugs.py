@@ -20,6 +20,7 @@ from crepe_diffusion.kernels import swap as swap_function
 from crepe_diffusion.processes import gaussian
 from crepe_diffusion.processes.discrete import Discrete, Masked, Uniform
 from crepe_diffusion.processes.gaussian import Gaussian, GaussianProcess
+from crepe_diffusion.processes.information import Spectrum
 from crepe_diffusion.samplers import replica_exchange, smc
 from crepe_diffusion.schedules import Ladder
 from enumeration import violation
@@ -263,7 +264,7 @@ def mean_over_coordinates(patch):
 
 
 def noise_without_total(patch):
-    patch.setattr(GaussianProcess, "_top", lambda self, t, coefficients: (1 / (t * t)[:, None], None))
+    patch.setattr(GaussianProcess, "_top", lambda self, t, coefficients: (Spectrum(1 / (t * t)[:, None]), None))
 
 
 def reward_at_the_wrong_level(patch):
@@ -319,13 +320,7 @@ def bounce_forgets_the_way_up(patch):
 
 
 def metropolis_without_proposal_ratio(patch):
-    original = Masked.local_log_ratios
-
-    def local_log_ratios(self, *arguments):
-        models, log_q = original(self, *arguments)
-        return models, torch.zeros_like(log_q)
-
-    patch.setattr(Masked, "local_log_ratios", local_log_ratios)
+    patch.setattr(Masked, "local_log_q", lambda self, x, *others: torch.zeros(len(x), dtype=torch.float64))
 
 
 def noise_end_from_the_wrong_law(patch):
@@ -342,11 +337,11 @@ def swapped_rows_keep_their_points(patch):
 
 
 def variance_of_the_wrong_sign(patch):
-    def variances(self, s, t, n_models):
+    def model_variance(self, model, s, t):
         d, share = self.noising_variance(s, t), ((t - s) * (t + s) / (t * t))[:, None]
-        return d * (1 + share * self._scaled(t, n_models))
+        return Spectrum(d * (1 + share * self.information.of(model, t).values))
 
-    patch.setattr(Gaussian, "_variances", variances)
+    patch.setattr(Gaussian, "model_variance", model_variance)
 
 
 def weights_kept_after_resampling(patch):

@@ -38,6 +38,7 @@ from crepe_diffusion.samplers import (
     Systematic,
     Twisted,
     Weight,
+    information_from_data,
 )
 from crepe_diffusion.schedules import Ladder, anneal, ladder
 from crepe_diffusion.targets import Reward, Target, guided
@@ -86,6 +87,7 @@ __all__ = [
     "anneal",
     "ess",
     "guided",
+    "information_from_data",
     "ladder",
     "models",
     "processes",

@@ -19,7 +19,7 @@ from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.processes import Coefficients, Evaluation
 from crepe_diffusion.random import Stream
 
-__all__ = ["Path", "log_work", "walk"]
+__all__ = ["Path", "log_target_ratio", "log_work", "walk"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,19 @@ def log_work(path: Path, coefficients: Coefficients) -> Float[Tensor, " rows"]:
     return path.reward_s - path.reward_t + c @ path.models - path.proposal
 
 
+def log_target_ratio(
+    evaluate: Evaluator,
+    x: Shaped[Tensor, "rows *event"],
+    y: Shaped[Tensor, "rows *event"],
+    at_x: Evaluation,
+    at_y: Evaluation,
+    t: Float[Tensor, " rows"],
+) -> Float[Tensor, " rows"]:
+    """`log pi_t(y) - log pi_t(x)` at one time, as exact as `Process.log_density_ratios`; evaluates nothing."""
+    c = torch.tensor(evaluate.coefficients.target, dtype=torch.float64, device=at_x.reward.device)
+    return c @ evaluate.process.log_density_ratios(x, y, at_x, at_y, t) + at_y.reward - at_x.reward
+
+
 def walk(
     evaluate: Evaluator,
     x: Shaped[Tensor, "rows *event"],
@@ -51,9 +64,9 @@ def walk(
     *,
     end_rewards: bool = True,
 ) -> Path:
-    """Every row takes `n_steps` sub-steps by the proposal: up (+1), down (-1), or stays and is evaluated anew (0).
+    """Every row takes `n_steps` sub-steps by the proposal: up (+1), down (-1), or stays and is evaluated again (0).
 
-    `index` counts times of the ladder. Costs `n_steps` evaluations a row, one batch per step. A row whose path met a
+    `index` counts times of the ladder. Costs `n_steps` evaluations per row, one batch per step. A row whose path met a
     prediction that is not finite gets a log-work of NaN, which every kernel rejects.
     """
     times, coefficients, process = evaluate.ladder.times.to(x.device), evaluate.coefficients, evaluate.process

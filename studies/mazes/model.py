@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
-from crepe_diffusion.samplers.setup import information_from_data
 from studies.mazes import data
 from studies.mazes.maze import Maze
 from studies.mazes.network import TrajectoryMLP
@@ -78,7 +77,7 @@ def measure(model: cd.models.EDM, training: Tensor, n: int = 2048) -> dict[str, 
     process = cd.processes.Gaussian(variance="fisher-diagonal", basis=main_directions(training)[2])
     denoiser = cd.models.Denoiser(model.eval().requires_grad_(False), (data.LENGTH, 2))
     x = data.windows(training, n, torch.Generator().manual_seed(1))
-    table = information_from_data(denoiser, x, cd.ladder.karras(101, 0.001, 20.0).times, process, cd.Stream(0))
+    table = cd.information_from_data(denoiser, x, cd.ladder.karras(101, 0.001, 20.0).times, process, cd.Stream(0))
     return {f"process.{k}": v for k, v in table.state_dict().items()}
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 import crepe_diffusion as cd
 from crepe_diffusion.processes import Process
 from crepe_diffusion.run import Progress
-from crepe_diffusion.samplers.setup import fit_information
+from crepe_diffusion.samplers.information import fit_information
 
 __all__ = ["Method", "Study", "Truth", "run", "tally"]
 

@@ -18,8 +18,8 @@ from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
-from crepe_diffusion.paths import log_work, walk
-from crepe_diffusion.processes.discrete import Discrete, Euler
+from crepe_diffusion.paths import log_target_ratio, log_work, walk
+from crepe_diffusion.processes.discrete import TokenMoves
 from crepe_diffusion.random import Stream
 
 __all__ = ["Bounce", "Explorer", "Langevin", "SingleToken", "Starter"]
@@ -113,23 +113,25 @@ class SingleToken:
     accept: Accept = field(default=metropolis, repr=False)
 
     def check(self, evaluate: Evaluator) -> None:
-        if isinstance(evaluate.process, Euler):
-            raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
-        if not isinstance(evaluate.process, Discrete):
-            raise InputError("Metropolis exploration is for discrete processes; use Bounce or Langevin")
+        if not evaluate.process.is_discrete:
+            raise InputError("SingleToken exploration is for discrete processes; use Bounce or Langevin")
+        if not isinstance(evaluate.process, TokenMoves):
+            raise InputError(
+                f"SingleToken exploration needs single-token moves, which {type(evaluate.process).__name__} does not"
+                " have; use Masked, Uniform or Bounce"
+            )
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
         process = evaluate.process
-        assert isinstance(process, Discrete)
+        assert isinstance(process, TokenMoves)
         t = evaluate.ladder.levels[state.level.flatten()]
-        c = torch.tensor(evaluate.coefficients.target, dtype=torch.float64)
         moved = torch.zeros(len(t), dtype=torch.bool)
         for i in range(self.n_moves):
             branch = stream.at(i)
-            y, position, token = process.local_move(state.x, state.seen.drift, t, branch)
+            y = process.local_move(state.x, state.seen.drift, branch)
             seen = evaluate(y, t)
-            models, log_q = process.local_log_ratios(state.x, y, state.seen, seen, t, position, token)
-            log_alpha = c @ models + seen.reward - state.seen.reward - log_q
+            log_alpha = log_target_ratio(evaluate, state.x, y, state.seen, seen, t)
+            log_alpha = log_alpha - process.local_log_q(state.x, y, state.seen, seen)
             accepted = self.accept(log_alpha, branch.at("accept"))
             moved = moved | accepted
             x, seen = state.take(accepted, y, seen)

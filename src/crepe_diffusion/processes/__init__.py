@@ -1,18 +1,26 @@
 """Noising processes and the kernels that walk them."""
 
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
-from crepe_diffusion.processes.discrete import Euler, Masked, Uniform
-from crepe_diffusion.processes.gaussian import EulerMaruyama, FisherTable, Gaussian, GaussianData
+from crepe_diffusion.processes.discrete import Discrete, Euler, Masked, TokenMoves, Uniform
+from crepe_diffusion.processes.gaussian import EulerMaruyama, Gaussian, GaussianProcess
+from crepe_diffusion.processes.information import FisherTable, GaussianData, Information, Isotropic, Measured, Spectrum
 
 __all__ = [
     "Coefficients",
+    "Discrete",
     "Euler",
     "EulerMaruyama",
     "Evaluation",
     "FisherTable",
     "Gaussian",
     "GaussianData",
+    "GaussianProcess",
+    "Information",
+    "Isotropic",
     "Masked",
+    "Measured",
     "Process",
+    "Spectrum",
+    "TokenMoves",
     "Uniform",
 ]

@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, block_rows
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.processes.information import Information, Measured
 from crepe_diffusion.random import Stream
 
 __all__ = ["Coefficients", "Evaluation", "Process"]
@@ -172,10 +174,50 @@ class Process(ABC):
         """A gradient in E[x_0 | x] as one in x, by what replaces the network's Jacobian where it is not computed."""
         return g
 
-    def needs_fit(self) -> bool:
-        """Whether the models' Fisher information must be measured before the kernels can be used."""
-        return False
+    def density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
+        """`log_density_ratios` from the predictions at both points."""
+        raise InputError(f"{type(self).__name__} has no ratio of densities at one time: give it log_probs")
 
-    def fitted(self, table: Any) -> Process:
-        """The same process with measured information; only where `needs_fit`."""
+    def log_density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
+        """`log p_j,t(y) - log p_j,t(x)` of every model at one time, (models, rows).
+
+        Gaussian states: by the trapezoid rule between x and y, exact for Gaussian data and otherwise with an error of
+        third order in their distance. Tokens: exact for the model's conditionals, where at most one position differs.
+        """
+        if self.log_probs is not None:
+            return torch.stack([log_prob(y, t) - log_prob(x, t) for log_prob in self.log_probs])
+        return self.density_ratios(x, y, at_x, at_y, t)
+
+    def repeated(self, n: int) -> Self:
+        """The process of n such events side by side: the event gets a leading axis of length n."""
+        if self.log_probs is None:
+            return self
+        return replace(self, log_probs=tuple(_side_by_side(log_prob, n) for log_prob in self.log_probs))
+
+    # -- what is measured before a run -------------------------------------------------------------------
+
+    def to_measure(self) -> type[Measured] | None:
+        """The form of the models' Fisher information that must be measured before the kernels can be used, if any."""
+        return None
+
+    def needs_fit(self) -> bool:
+        return self.to_measure() is not None
+
+    def fitted(self, information: Information) -> Self:
+        """The same process with this information."""
+        raise InputError(f"{type(self).__name__} uses no Fisher information")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was measured, as tensors; a snapshot keeps it."""
+        return {}
+
+    def restored(self, state: dict[str, Tensor]) -> Self:
+        """The same process with what `state_dict` returned."""
         return self
+
+
+def _side_by_side(log_prob: Callable[[Tensor, Tensor], Tensor], n: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def total(x: Tensor, t: Tensor) -> Tensor:
+        return log_prob(x.flatten(0, 1), t.repeat_interleave(n)).reshape(len(x), n).sum(1)
+
+    return total

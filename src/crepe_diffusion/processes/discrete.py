@@ -14,7 +14,7 @@ The prediction of a position that is already known is not used.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream
 
-__all__ = ["Discrete", "Euler", "Masked", "Uniform"]
+__all__ = ["Discrete", "Euler", "Masked", "TokenMoves", "Uniform"]
 
 LOG_ZERO = float("-inf")
 
@@ -73,16 +73,6 @@ class Discrete(Process):
     @abstractmethod
     def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         """Concrete scores: log p_t(x with position i set to v) / p_t(x), for each v that one jump can reach."""
-
-    @abstractmethod
-    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        """Propose one token change: the new state, the position, and the token that one end has and the other lacks."""
-
-    @abstractmethod
-    def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """log p_j,t(y) / p_j,t(x) as (models, rows), and log of forward over backward proposal probability."""
 
     # -- shared ------------------------------------------------------------------------------------------
 
@@ -169,6 +159,27 @@ def _combined(predictions: tuple[Tensor, ...], weights: tuple[float, ...]) -> Te
     return torch.where(excluded, LOG_ZERO, total)
 
 
+class TokenMoves(ABC):
+    """Processes that propose to change one token at one time: what `SingleToken` needs besides density ratios."""
+
+    @abstractmethod
+    def local_move(self, x: Tensor, drift: Tensor, stream: Stream) -> Tensor:
+        """A state that differs from x in one position."""
+
+    @abstractmethod
+    def local_log_q(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation) -> Tensor:
+        """Log-probability of the move from x to y less that of the move back, (rows,)."""
+
+
+def _changed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The position in which y differs from x, as an index into the flattened event, and whether there is one."""
+    differs = (x != y).flatten(1)
+    most = int(differs.sum(1).max()) if len(x) else 0
+    if most > 1:
+        raise InputError(f"density ratios of tokens need states that differ in one position at most, got {most}")
+    return differs.int().argmax(1), differs.any(1)
+
+
 def _survival(t: Tensor, x: Tensor) -> Tensor:
     return rows_like(1 - t, x)
 
@@ -178,12 +189,12 @@ def _pick(log_p: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _position(x: Tensor, free: Tensor, stream: Stream) -> Tensor:
-    """One free position a row, uniformly, as an index into the flattened event."""
+    """One free position per row, uniformly, as an index into the flattened event."""
     return stream.categorical(torch.where(free.flatten(1), 0.0, LOG_ZERO))
 
 
 @dataclass(frozen=True)
-class Masked(Discrete):
+class Masked(Discrete, TokenMoves):
     """Absorbing diffusion: a token turns into the mask, whose id is `vocab_size`.
 
     >>> process = Masked(vocab_size=3)
@@ -234,7 +245,7 @@ class Masked(Discrete):
         score = torch.cat([score, torch.full_like(score[..., :1], LOG_ZERO)], dim=-1)
         return torch.where((x == self.mask)[..., None], score, torch.full_like(score, LOG_ZERO))
 
-    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, drift: Tensor, stream: Stream) -> Tensor:
         """At a random position, mask a token or reveal one from the proposal's own prediction."""
         position = _position(x, self.free(x), stream.at("position"))
         flat = x.flatten(1)
@@ -245,30 +256,34 @@ class Masked(Discrete):
         to_token = torch.cat([log_q, mask_only], dim=-1)
         to_mask = torch.cat([torch.full_like(log_q, LOG_ZERO), torch.zeros_like(mask_only)], dim=-1)
         new = stream.at("token").categorical(torch.where((here == self.mask)[:, None], to_token, to_mask))
-        y = flat.scatter(1, position[:, None], new[:, None]).reshape(x.shape)
-        return y, position, torch.where(here == self.mask, new, here)
+        return flat.scatter(1, position[:, None], new[:, None]).reshape(x.shape)
 
-    def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
         """`p_t(v) / p_t(mask) = p(v) a / (1 - a)`, read off the prediction of the end that is masked there."""
-        reveals = x.flatten(1).gather(1, position[:, None])[:, 0] == self.mask
         odds = ((1 - t) / t).log()
-        at = position[:, None, None].expand(-1, 1, self.vocab_size)
-
-        def log_p_token(a: Tensor, b: Tensor) -> Tensor:
-            chosen = torch.where(rows_like(reveals, a), a, b).flatten(1, -2)
-            return _pick(chosen.gather(1, at)[:, 0].to(torch.float64), token)
-
-        sign = torch.where(reveals, 1.0, -1.0).to(torch.float64)
-        models = torch.stack(
-            [sign * (log_p_token(a, b) + odds) for a, b in zip(at_x.predictions, at_y.predictions, strict=True)]
+        return torch.stack(
+            [self._revealed(x, y, a, b, odds) for a, b in zip(at_x.predictions, at_y.predictions, strict=True)]
         )
-        return models, sign * log_p_token(at_x.drift, at_y.drift)
+
+    def local_log_q(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation) -> Tensor:
+        return self._revealed(x, y, at_x.drift, at_y.drift, torch.zeros(len(x), dtype=torch.float64, device=x.device))
+
+    def _revealed(self, x: Tensor, y: Tensor, at_x: Tensor, at_y: Tensor, odds: Tensor) -> Tensor:
+        """`log p(v) + odds` where y reveals token v, less that where y masks it, 0 where y is x."""
+        position, moved = _changed(x, y)
+        here, there = (z.flatten(1).gather(1, position[:, None])[:, 0] for z in (x, y))
+        reveals = here == self.mask
+        if (moved & ~reveals & (there != self.mask)).any():
+            raise InputError("masked states are compared where one of them is masked, got two different tokens")
+        token = torch.where(reveals, there, here).clamp(max=self.vocab_size - 1)
+        at = position[:, None, None].expand(-1, 1, self.vocab_size)
+        log_p = torch.where(rows_like(reveals, at_x), at_x, at_y).flatten(1, -2).gather(1, at)[:, 0].to(torch.float64)
+        sign = torch.where(reveals, 1.0, -1.0).to(torch.float64)
+        return (sign * (_pick(log_p, token) + odds)).where(moved, 0.0)
 
 
 @dataclass(frozen=True)
-class Uniform(Discrete):
+class Uniform(Discrete, TokenMoves):
     """Every token is replaced by a uniformly drawn one at the noising rate."""
 
     @property
@@ -311,27 +326,29 @@ class Uniform(Discrete):
         score = self._log_marginal(self._log_w(x, log_p, t), t, x)
         return torch.where(one_hot(x, self.vocab_size).bool(), LOG_ZERO, score)
 
-    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+    def local_move(self, x: Tensor, drift: Tensor, stream: Stream) -> Tensor:
         """At a random position, another token, uniformly."""
         position = _position(x, self.free(x), stream.at("position"))
         flat = x.flatten(1)
         here = flat.gather(1, position[:, None])[:, 0]
         others = torch.where(one_hot(here, self.vocab_size).bool(), LOG_ZERO, 0.0)
         token = stream.at("token").categorical(others)
-        return flat.scatter(1, position[:, None], token[:, None]).reshape(x.shape), position, token
+        return flat.scatter(1, position[:, None], token[:, None]).reshape(x.shape)
 
-    def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The concrete score at x says it all; the proposal is symmetric."""
+    def local_log_q(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation) -> Tensor:
+        return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+
+    def density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
+        """The concrete score at x, of the token that y has."""
+        position, moved = _changed(x, y)
+        token = y.flatten(1).gather(1, position[:, None])[:, 0]
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
 
         def score(log_p: Tensor) -> Tensor:
             log_score = self.log_concrete(x, log_p.to(torch.float64), t).flatten(1, -2)
-            return _pick(log_score.gather(1, at)[:, 0], token)
+            return _pick(log_score.gather(1, at)[:, 0], token).where(moved, 0.0)
 
-        models = torch.stack([score(p) for p in at_x.predictions])
-        return models, torch.zeros_like(models[0])
+        return torch.stack([score(p) for p in at_x.predictions])
 
 
 @dataclass(frozen=True)
@@ -415,10 +432,5 @@ class Euler(Discrete):
     def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         return self.base.log_concrete(x, log_p, t)
 
-    def local_move(self, x: Tensor, drift: Tensor, t: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
-
-    def local_log_ratios(
-        self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor, position: Tensor, token: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        raise InputError("the Metropolis-Hastings explorer wants the closed-form process, not Euler kernels")
+    def density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
+        return self.base.density_ratios(x, y, at_x, at_y, t)

@@ -5,15 +5,18 @@
     proposal    up    N(y_s + k_up   * d * S(y_s), d)
                 down  N(y_t + k_down * d * S(y_t), d - d^2 I_Q,t)
 
-`I_j,t = E |score_j(y_t)|^2 / dim` under the model's own marginal, isotropic or one per coordinate. The paper's
-Euler-Maruyama pair has variances `2 s (t - s)` up and `2 t (t - s)` down instead of one `d` for both.
+`I_j,t` is the Fisher information of model j under its own marginal: one number, one per coordinate, or a matrix
+(`information.py`). The paper's Euler-Maruyama pair has variances `2 s (t - s)` up and `2 t (t - s)` down instead of
+one `d` for both.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -22,59 +25,15 @@ from torch import Tensor
 from crepe_diffusion.batches import block_rows, rows_like
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
+from crepe_diffusion.processes.information import FisherTable, GaussianData, Information, Isotropic, Measured, Spectrum
 from crepe_diffusion.random import Stream
 
-__all__ = ["EulerMaruyama", "FisherTable", "Gaussian", "GaussianData", "GaussianProcess", "score_of"]
+__all__ = ["EulerMaruyama", "Gaussian", "GaussianProcess", "score_of"]
 
 
 def score_of(prediction: Tensor, y: Tensor, t: Tensor) -> Tensor:
     """`(D(y, t) - y) / t^2`, the score of the marginal at noise t (Tweedie)."""
     return (prediction - y) / rows_like(t * t, y).to(y.dtype)
-
-
-@dataclass(frozen=True)
-class GaussianData:
-    """The Fisher information of data of scale `rho`: `I_t = 1 / (t^2 + rho^2)`.
-
-    Exact for Gaussian data at any step size. `rho = 0` is the DDPM posterior variance, `rho = inf` gives `v = d`.
-    """
-
-    rho: float
-
-    def __post_init__(self) -> None:
-        if not self.rho >= 0:
-            raise InputError(f"rho must be a scale >= 0 (0: DDPM, inf: v = d), got {self.rho!r}")
-
-    def scaled(self, t: Tensor) -> Tensor:
-        """`t^2 I_t` as (1, rows, 1)."""
-        return (1 / (1 + (self.rho / t) ** 2)).reshape(1, -1, 1)
-
-
-@dataclass(frozen=True)
-class FisherTable:
-    """Measured `t^2 I_j,t` (between 0 and 1) on a grid of times, linear in log t between them.
-
-    `values` is (models, times, 1) or (models, times, coordinates); `mean` (models, coordinates) holds E[x_0].
-    """
-
-    times: Tensor
-    values: Tensor
-    mean: Tensor
-
-    def scaled(self, t: Tensor) -> Tensor:
-        grid, x = self.times.log().to(t), t.log()
-        high = torch.searchsorted(grid, x).clamp(1, len(grid) - 1)
-        weight = ((x - grid[high - 1]) / (grid[high] - grid[high - 1])).clamp(0, 1)
-        values = self.values.to(t)
-        return torch.lerp(values[:, high - 1], values[:, high], weight[None, :, None])
-
-    def tiled(self, n: int) -> FisherTable:
-        """The table of an event that is n such events side by side."""
-        values = self.values if self.values.shape[2] == 1 else self.values.repeat(1, 1, n)
-        return FisherTable(self.times, values, self.mean.repeat(1, n))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"times": self.times, "values": self.values, "mean": self.mean}
 
 
 @dataclass(frozen=True)
@@ -145,11 +104,12 @@ class GaussianProcess(Process):
             return flat.reshape(like.shape)
         return (flat.reshape(-1, len(self.basis)) @ self.basis.to(flat)).reshape(like.shape)
 
-    def scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor, first_row: int = 0) -> Tensor:
-        """Centred noise of the given variance, (rows, 1) or (rows, coordinates), inside the subspace."""
+    def scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor | Spectrum, first_row: int = 0) -> Tensor:
+        """Centred noise inside the subspace; its variance is (rows, 1), (rows, coordinates) or a matrix per row."""
+        spectrum = variance if isinstance(variance, Spectrum) else Spectrum(variance)
         n = math.prod(like.shape[1:]) if self.basis is None else self.dimension(like.shape[1:])
         z = stream.normal((len(like), n), first_row=first_row, dtype=like.dtype, device=like.device)
-        z = self.embed(z.mul_(variance.sqrt().to(like.dtype)), like)
+        z = self.embed(spectrum.out_of(z.mul_(spectrum.values.sqrt().to(like.dtype))), like)
         return self.project(z) if self.zero_mean is not None else z
 
     # -- the kernels -------------------------------------------------------------------------------------
@@ -163,12 +123,12 @@ class GaussianProcess(Process):
         """Gain of a denoising step, (rows, 1)."""
 
     @abstractmethod
-    def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
-        """Denoising variance of each model, (models, rows, 1 or coordinates)."""
+    def model_variance(self, model: int, s: Tensor, t: Tensor) -> Spectrum:
+        """Variance of a denoising step of this model."""
 
     @abstractmethod
-    def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
-        """Denoising variance of the proposal, (rows, 1 or coordinates)."""
+    def proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Spectrum:
+        """Variance of a denoising step of the proposal."""
 
     def _correction(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor | None:
         """Added to every log-ratio; zero unless a reference process is used."""
@@ -203,12 +163,9 @@ class GaussianProcess(Process):
         size = block_rows(x)
         for rows in (slice(i, i + size) for i in range(0, len(x), size)):
             s_, t_, rises = s[rows], t[rows], up[rows, None]
-            gain = torch.where(
-                rises,
-                coefficients.k_up * self.noising_variance(s_, t_),
-                coefficients.k_down * self.denoising_gain(s_, t_),
-            )
-            variance = torch.where(rises, self.noising_variance(s_, t_), self._proposal_variance(s_, t_, coefficients))
+            noising, down = self.noising_variance(s_, t_), self.proposal_variance(s_, t_, coefficients)
+            gain = torch.where(rises, coefficients.k_up * noising, coefficients.k_down * self.denoising_gain(s_, t_))
+            variance = down.with_values(torch.where(rises, noising, down.values))
             noise = self.scaled_noise(stream, x[rows], variance, rows.start)
             push = rows_like(gain[:, 0], x).to(x.dtype)
             torch.add(noise.addcmul_(push, self.project(seen.drift[rows])), x[rows], out=out[rows])
@@ -228,17 +185,15 @@ class GaussianProcess(Process):
         up, down = self.noising_variance(s, t), self.denoising_gain(s, t)
         gap = self.coordinates(x_t - x_s)
         noising = _quadratic(gap, up)
-        variances = self._variances(s, t, len(at_t.predictions))
         models = []
-        for prediction, v in zip(at_t.predictions, variances, strict=True):
+        for j, prediction in enumerate(at_t.predictions):
             pull = self.coordinates(prediction - x_t) * (down / (t * t)[:, None]).to(x_s.dtype)
-            models.append(_ratio(noising, pull.add_(gap), v, up, n))
-        v = self._proposal_variance(s, t, coefficients)
+            models.append(_ratio(noising, pull.add_(gap), self.model_variance(j, s, t), up, n))
         if coefficients.k_up:
             push = self.coordinates(at_s.drift) * (-coefficients.k_up * up).to(x_s.dtype)
             noising = _quadratic(push.add_(gap), up)
         pull = self.coordinates(at_t.drift) * (coefficients.k_down * down).to(x_s.dtype)
-        proposal = _ratio(noising, pull.add_(gap), v, up, n)
+        proposal = _ratio(noising, pull.add_(gap), self.proposal_variance(s, t, coefficients), up, n)
         correction = self._correction(x_s, x_t, s, t)
         if correction is not None:
             return torch.stack(models) + correction, proposal + correction
@@ -254,11 +209,25 @@ class GaussianProcess(Process):
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """`N(mu, 1 / sum_j c_j I_j)`, which is `N(0, t^2 / C)` where the models' scale is not known."""
         precision, mean = self._top(torch.tensor([t], dtype=torch.float64), coefficients)
-        noise = self.scaled_noise(stream, like, (1 / precision).expand(len(like), -1))
+        noise = self.scaled_noise(stream, like, precision.with_values(1 / precision.values).expand(len(like)))
         return noise + self.embed(mean.to(like).expand(len(like), -1), like) if mean is not None else noise
 
-    def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
-        return coefficients.total / (t * t)[:, None], None
+    def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Spectrum, Tensor | None]:
+        """Precision of the noise end, and its mean (1, coordinates) where that is not zero."""
+        return Spectrum(coefficients.total / (t * t)[:, None]), None
+
+    def density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
+        """The trapezoid rule along the line from x to y, `(score_j(x) + score_j(y)) / 2 . (y - x)`.
+
+        Exact for Gaussian data; otherwise its error is of third order in `y - x`.
+        """
+        gap, middle = self.project(y - x).flatten(1), (x + y) / 2
+        force = [(p + q) / 2 - middle for p, q in zip(at_x.predictions, at_y.predictions, strict=True)]
+        return torch.stack([(f.flatten(1) * gap).sum(1, dtype=torch.float64) / (t * t) for f in force])
+
+    def repeated(self, n: int) -> Self:
+        one = super().repeated(n)
+        return one if self.zero_mean is None else replace(one, zero_mean=self.zero_mean + 1)
 
 
 def _quadratic(z: Tensor, variance: Tensor) -> Tensor:
@@ -268,68 +237,97 @@ def _quadratic(z: Tensor, variance: Tensor) -> Tensor:
     return (z * z / variance.to(z.dtype)).sum(1, dtype=torch.float64)
 
 
-def _ratio(noising: Tensor, residual: Tensor, variance: Tensor, up: Tensor, n: int) -> Tensor:
+def _ratio(noising: Tensor, residual: Tensor, variance: Spectrum, up: Tensor, n: int) -> Tensor:
     """log N(residual; 0, variance) - log N(gap; 0, up), where `noising` is the quadratic form of the gap."""
-    log_scale = (variance / up).log()
+    log_scale = (variance.values / up).log()
     log_det = n * log_scale[:, 0] if log_scale.shape[1] == 1 else log_scale.sum(1)
-    return 0.5 * (noising - _quadratic(residual, variance) - log_det)
+    return 0.5 * (noising - _quadratic(variance.into(residual), variance.values) - log_det)
 
 
 @dataclass(frozen=True)
 class Gaussian(GaussianProcess):
     """Exact noising with the Fisher variance on the way down: the default for Gaussian diffusions.
 
-    `variance` is `"fisher"` (measured before the run, isotropic), `"fisher-diagonal"` (one per coordinate), or a
-    number `rho`: the information of Gaussian data of that scale (0: DDPM posterior, inf: `v = d`).
+    `variance` is `"fisher"` (measured before the run, isotropic), `"fisher-diagonal"` (one per coordinate), a subclass
+    of `Measured` (any other form, such as a full matrix), or a number `rho`: the information of Gaussian data of that
+    scale (0: DDPM posterior, inf: `v = d`). `information` is what was measured, or any `Information` to use as it is.
 
     >>> Gaussian(variance=1.0).needs_fit(), Gaussian().needs_fit()
     (False, True)
     """
 
-    variance: str | float = "fisher"
-    information: FisherTable | GaussianData | None = None
+    variance: str | float | type[Measured] = "fisher"
+    information: Information | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.variance, str):
-            if self.variance not in ("fisher", "fisher-diagonal"):
-                raise InputError(f'variance must be "fisher", "fisher-diagonal" or a scale rho, got {self.variance!r}')
-            if self.variance == "fisher-diagonal" and self.zero_mean is not None:
-                raise InputError("a diagonal variance on a zero-mean subspace needs a basis of it, not zero_mean")
-        else:
+        if not isinstance(self.variance, (str, type)):
             object.__setattr__(self, "information", GaussianData(float(self.variance)))
+            return
+        named = self.variance in ("fisher", "fisher-diagonal")
+        if not named and not (isinstance(self.variance, type) and issubclass(self.variance, Measured)):
+            raise InputError(
+                'variance must be "fisher", "fisher-diagonal", a subclass of Measured or a scale rho,'
+                f" got {self.variance!r}"
+            )
+        if not self._kind.is_isotropic and self.zero_mean is not None:
+            raise InputError("a diagonal variance on a zero-mean subspace needs a basis of it, not zero_mean")
 
-    def needs_fit(self) -> bool:
-        return self.information is None
-
-    def fitted(self, table: FisherTable) -> Gaussian:
-        """The same process with measured information."""
-        return replace(self, information=table)
+    # -- what is measured --------------------------------------------------------------------------------
 
     @property
-    def is_diagonal(self) -> bool:
-        return self.variance == "fisher-diagonal"
+    def _kind(self) -> type[Measured]:
+        if isinstance(self.variance, type):
+            return self.variance
+        return FisherTable if self.variance == "fisher-diagonal" else Isotropic
+
+    def to_measure(self) -> type[Measured] | None:
+        return self._kind if self.information is None else None
+
+    def fitted(self, information: Information) -> Self:
+        return replace(self, information=information)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {} if self.information is None else self.information.state_dict()
+
+    def restored(self, state: dict[str, Tensor]) -> Self:
+        return self.fitted(self._kind.from_state_dict(state))
+
+    def repeated(self, n: int) -> Self:
+        one = super().repeated(n)
+        return one if self.information is None else replace(one, information=self.information.repeated(n))
+
+    def _of(self, model: int, t: Tensor) -> Spectrum:
+        if self.information is None:
+            raise InputError("the Fisher information has not been measured yet: samplers measure it before they start")
+        return self.information.of(model, t)
+
+    def _total(self, t: Tensor, weights: Sequence[float]) -> Spectrum:
+        return Spectrum.total([self._of(j, t) for j in range(len(weights))], weights)
+
+    # -- what follows from it ----------------------------------------------------------------------------
 
     def pull_back(self, g: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
         """The Jacobian's mean over the data is `1 - t^2 I_t`, which the Fisher information gives for free."""
-        c = torch.tensor(coefficients.target, dtype=t.dtype, device=t.device)[:, None, None] / coefficients.total
-        mean = (1 - (c * self._scaled(t, len(coefficients.target))).sum(0)).clamp(0, 1).to(g.dtype)
-        return g * rows_like(mean[:, 0], g) if mean.shape[1] == 1 else self.embed(self._in(g) * mean, g)
+        a = self._total(t, [c / coefficients.total for c in coefficients.target])
+        mean = a.with_values((1 - a.values).clamp(0, 1))
+        if mean.values.shape[1] == 1:
+            return g * rows_like(mean.values[:, 0].to(g.dtype), g)
+        return self.embed(mean.times(self._in(g)), g)
 
     def posterior_variance(self, t: Tensor, event: tuple[int, ...]) -> Tensor:
         """`E Var[x_0 | x_t]` of each coordinate under the first model, `t^2 (1 - t^2 I_t)`, (times, *event)."""
-        v = (t * t)[:, None] * (1 - self._scaled(t, 1)[0]).clamp(0, 1)
+        a = self._of(0, t)
+        v = (t * t)[:, None] * (1 - a.values).clamp(0, 1)
         v = v.expand(-1, self.dimension(torch.Size(event)) if self.zero_mean is None else math.prod(event))
-        if self.basis is not None:
+        if a.vectors is not None:
+            axes = a.vectors.mT if self.basis is None else a.vectors.mT @ self.basis.to(a.vectors)
+            v = a.turned(v, axes.square())
+        elif self.basis is not None:
             v = (v.reshape(-1, len(self.basis)) @ self.basis.to(v).square()).reshape(len(t), -1)
         if self.zero_mean is not None:
             v = v * (1 - 1 / event[self.zero_mean])
         return v.reshape(len(t), *event)
-
-    def _scaled(self, t: Tensor, n_models: int) -> Tensor:
-        if self.information is None:
-            raise InputError("the Fisher variance has not been measured yet: samplers do so, or call fit_information")
-        return self.information.scaled(t).expand(n_models, -1, -1)
 
     def noising_variance(self, s: Tensor, t: Tensor) -> Tensor:
         return ((t - s) * (t + s))[:, None]
@@ -337,27 +335,30 @@ class Gaussian(GaussianProcess):
     def denoising_gain(self, s: Tensor, t: Tensor) -> Tensor:
         return ((t - s) * (t + s))[:, None]
 
-    def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
+    def _variance(self, s: Tensor, t: Tensor, a: Spectrum) -> Spectrum:
+        """`d - d^2 I_t = d (1 - d/t^2 A)`."""
         d, share = self.noising_variance(s, t), ((t - s) * (t + s) / (t * t))[:, None]
-        return d * (1 - share * self._scaled(t, n_models))
+        return a.with_values(d * (1 - share * a.values.clamp(0, 1)))
 
-    def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
+    def model_variance(self, model: int, s: Tensor, t: Tensor) -> Spectrum:
+        return self._variance(s, t, self._of(model, t))
+
+    def proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Spectrum:
         # Reversing the upward kernel under pi gives the curvature (1 - 2 k_up) sum_j c_j I_j; no law that was
         # noised by t has more than 1/t^2 of it, which keeps the variance positive for any exponents.
-        c = torch.tensor(coefficients.target, dtype=t.dtype, device=t.device)[:, None, None]
-        scaled = ((1 - 2 * coefficients.k_up) * (c * self._scaled(t, len(coefficients.target))).sum(0)).clamp(0, 1)
-        d, share = self.noising_variance(s, t), ((t - s) * (t + s) / (t * t))[:, None]
-        return d * (1 - share * scaled)
+        a = self._total(t, coefficients.target)
+        return self._variance(s, t, a.with_values((1 - 2 * coefficients.k_up) * a.values))
 
-    def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Tensor, Tensor | None]:
-        if not isinstance(self.information, FisherTable):
+    def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Spectrum, Tensor | None]:
+        spectra = [self._of(j, t) for j in range(len(coefficients.target))]
+        centres = [self.information.centre(j) for j in range(len(spectra))] if self.information is not None else []
+        parts = [a.with_values(c * a.values / (t * t)) for c, a in zip(coefficients.target, spectra, strict=True)]
+        precision = Spectrum.total(parts, [1.0] * len(parts))
+        if any(centre is None for centre in centres) or (precision.values <= 0).any():
             return super()._top(t, coefficients)
-        c = torch.tensor(coefficients.target, dtype=t.dtype)[:, None]
-        information = c * self.information.scaled(t)[:, 0] / (t * t)
-        precision = information.sum(0, keepdim=True)
-        if (precision <= 0).any():
-            return super()._top(t, coefficients)
-        return precision, (information * self.information.mean.to(t)).sum(0, keepdim=True) / precision
+        pulls = [a.times(centre.to(t)[None]) for a, centre in zip(parts, centres, strict=True) if centre is not None]
+        pull = precision.into(torch.stack(pulls).sum(0))
+        return precision, precision.out_of(pull / precision.values)
 
 
 @dataclass(frozen=True)
@@ -382,11 +383,11 @@ class EulerMaruyama(GaussianProcess):
     def denoising_gain(self, s: Tensor, t: Tensor) -> Tensor:
         return (2 * t * (t - s))[:, None]
 
-    def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
-        return self.denoising_gain(s, t).expand(n_models, -1, -1)
+    def model_variance(self, model: int, s: Tensor, t: Tensor) -> Spectrum:
+        return Spectrum(self.denoising_gain(s, t))
 
-    def _proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Tensor:
-        return self.denoising_gain(s, t)
+    def proposal_variance(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Spectrum:
+        return Spectrum(self.denoising_gain(s, t))
 
     def _correction(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor | None:
         if self.reference is None:
@@ -396,6 +397,6 @@ class EulerMaruyama(GaussianProcess):
         var_s, var_t = (s * s + self.reference**2)[:, None], (t * t + self.reference**2)[:, None]
         y_s, y_t = self.coordinates(x_s), self.coordinates(x_t)
         gap = y_t - y_s
-        discretised = _ratio(_quadratic(gap, up), gap - (down / var_t).to(gap.dtype) * y_t, down, up, n)
-        exact = _ratio(_quadratic(y_t, var_t), y_s, var_s, var_t, n)
+        discretised = _ratio(_quadratic(gap, up), gap - (down / var_t).to(gap.dtype) * y_t, Spectrum(down), up, n)
+        exact = _ratio(_quadratic(y_t, var_t), y_s, Spectrum(var_s), var_t, n)
         return exact - discretised

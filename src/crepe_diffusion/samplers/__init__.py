@@ -1,6 +1,7 @@
 """Samplers of one shape: replica exchange, sequential Monte Carlo, and plain denoising."""
 
 from crepe_diffusion.samplers.base import Column, Continuing, Info
+from crepe_diffusion.samplers.information import information_from_data
 from crepe_diffusion.samplers.plain import Plain
 from crepe_diffusion.samplers.replica_exchange import Exchange, ReplicaExchange
 from crepe_diffusion.samplers.resampling import Multinomial, Partial, Resampling, Residual, Stratified, Systematic
@@ -32,4 +33,5 @@ __all__ = [
     "Systematic",
     "Twisted",
     "Weight",
+    "information_from_data",
 ]

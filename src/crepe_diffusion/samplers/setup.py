@@ -7,22 +7,19 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from crepe_diffusion.batches import rows_like
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
-from crepe_diffusion.processes import Evaluation, FisherTable, Process
-from crepe_diffusion.processes.gaussian import Gaussian
+from crepe_diffusion.processes import Evaluation, GaussianData, Process
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.information import fit_information
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
 
 __all__ = [
     "as_target",
     "finish",
-    "fit_information",
-    "information_from_data",
     "packed",
     "part",
     "positive",
@@ -70,8 +67,9 @@ def prepare(
     process = process or target.models[0].process()
     if start is not None:
         ladder, counts = Ladder.from_state_dict(part(start, "ladder")), Counts.from_state_dict(part(start, "counts"))
-        if process.needs_fit() and "fisher.times" in start:
-            process = process.fitted(FisherTable(**part(start, "fisher")))
+        measured = part(start, "process")
+        if process.needs_fit() and measured:
+            process = process.restored(measured)
     if not isinstance(ladder, Ladder):
         raise InputError(f"ladder must be a Ladder, such as ladder.karras(51), got {ladder!r}")
     counts = counts or Counts()
@@ -84,9 +82,9 @@ def prepare(
     if not process.needs_fit():
         return evaluate
     # Two rows are evaluated first: a model or reward of the wrong shape should fail now, not after the fit.
-    evaluator(Gaussian(variance=0.0))(evaluate.empty(2), ladder.times[-1:].expand(2))
-    table = fit_information(target, ladder, process, fit_samples, stream, micro_batch, counts, nonfinite)
-    return evaluator(process.fitted(table))
+    evaluator(process.fitted(GaussianData(0.0)))(evaluate.empty(2), ladder.times[-1:].expand(2))
+    information = fit_information(target, ladder, process, fit_samples, stream, micro_batch, counts, nonfinite)
+    return evaluator(process.fitted(information))
 
 
 def prepare_again(
@@ -120,10 +118,11 @@ def prepare_again(
 
 def packed(evaluate: Evaluator, parts: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
     """A snapshot: what the evaluator has measured and counted, and these parts of a sampler, as tensors to keep."""
-    process = evaluate.process
-    shared = {"ladder": evaluate.ladder.state_dict(), "counts": evaluate.counts.state_dict()}
-    if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
-        shared["fisher"] = process.information.state_dict()
+    shared = {
+        "ladder": evaluate.ladder.state_dict(),
+        "counts": evaluate.counts.state_dict(),
+        "process": evaluate.process.state_dict(),
+    }
     tensors = {
         f"{part}.{name}" if part else name: value
         for part, state in {**parts, **shared}.items()
@@ -135,72 +134,6 @@ def packed(evaluate: Evaluator, parts: Mapping[str, dict[str, Tensor]]) -> dict[
 def part(snapshot: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """One part of a snapshot."""
     return {key[len(name) + 1 :]: value for key, value in snapshot.items() if key.startswith(name + ".")}
-
-
-def fit_information(
-    target: Target,
-    ladder: Ladder,
-    process: Process,
-    n_samples: int,
-    stream: Stream,
-    micro_batch: int | None = None,
-    counts: Counts | None = None,
-    nonfinite: str = "raise",
-) -> FisherTable:
-    """`t^2 I_j,t` of each model on every time of the ladder, from the model's own samples.
-
-    One pass of plain denoising per model; each step uses the variance measured at its start. Costs
-    `n_samples * (M K + 1)` evaluations a model.
-    """
-    base = process
-    if not isinstance(base, Gaussian):
-        raise InputError(f"only Gaussian processes have a Fisher variance, got {base!r}")
-    if int(n_samples) != n_samples or n_samples < 16:
-        raise InputError(f"the Fisher variance needs at least 16 samples, got {n_samples!r}")
-    times = ladder.times
-    tables, means = [], []
-    for j, model in enumerate(target.models):
-        plain = Gaussian(variance=0.0, basis=base.basis, zero_mean=base.zero_mean)
-        options = {"micro_batch": micro_batch, "counts": counts, "nonfinite": nonfinite}
-        evaluate = Evaluator(model.as_target(), ladder, plain, Proposal("paper"), **options)  # type: ignore[arg-type]
-        n = plain.dimension(torch.Size(model.event_shape))
-        branch, x = stream.at(j), evaluate.noise(stream.at(j, "noise"), n_samples)
-        values: list[Tensor] = []
-        for i in range(len(times) - 1, -1, -1):
-            t = times[i].expand(n_samples)
-            seen = evaluate(x, t)
-            finite = seen.possible
-            score = base.coordinates(seen.drift).to(torch.float64)[finite]
-            information = score.square().mean(0) if base.is_diagonal else score.square().sum(1).mean()[None] / n
-            values.append((times[i] ** 2 * information).clamp(0, 1))
-            if i == len(times) - 1:
-                means.append(base.coordinates(seen.predictions[0]).to(torch.float64)[finite].mean(0))
-            if i:
-                s = times[i - 1].expand(n_samples)
-                d = (t - s) * (t + s)
-                variance = d[:, None] * (1 - (d / t**2)[:, None] * values[-1])
-                x = x + rows_like(d, x).to(x.dtype) * base.project(seen.drift)
-                x = x + base.scaled_noise(branch.at(i), x, variance)
-        tables.append(torch.stack(values[::-1]))
-    return FisherTable(times, torch.stack(tables), torch.stack(means))
-
-
-def information_from_data(model: Model, data: Tensor, times: Tensor, process: Gaussian, stream: Stream) -> FisherTable:
-    """The same table from samples of the data: `t^2 I_t = 1 - E |x_0 - D(x_t)|^2 / t^2` in every direction.
-
-    More precise than `fit_information` where t is large, since there the error is nearly all of the data's variance.
-    Costs `len(data) * len(times)` evaluations.
-    """
-    base, x = process, process.project(data)
-    values = []
-    for i, t in enumerate(times.tolist()):
-        t_rows = torch.full((len(x),), t, dtype=torch.float64)
-        noisy = x + base.scaled_noise(stream.at(i), x, (t_rows**2)[:, None])
-        with torch.no_grad():
-            error = base.coordinates(model.predict(noisy, t_rows) - x).to(torch.float64).square()
-        variance = error.mean(0) if base.is_diagonal else error.sum(1).mean()[None] / base.dimension(x.shape[1:])
-        values.append((1 - variance / t**2).clamp(0, 1))
-    return FisherTable(times, torch.stack(values)[None], base.coordinates(data).to(torch.float64).mean(0)[None])
 
 
 def finish(evaluate: Evaluator, x: Tensor, stream: Stream) -> Tensor:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models import Model
-from crepe_diffusion.processes import FisherTable, Gaussian, Process
-from crepe_diffusion.processes.gaussian import GaussianProcess
+from crepe_diffusion.processes import Process
 
 __all__ = ["Segments"]
 
@@ -35,12 +33,7 @@ class Segments(Model):
 
     def process(self) -> Process:
         """The process of the model, with its axes after the segment axis and its measurements repeated along it."""
-        process = self.model.process()
-        if isinstance(process, GaussianProcess) and process.zero_mean is not None:
-            process = replace(process, zero_mean=process.zero_mean + 1)
-        if isinstance(process, Gaussian) and isinstance(process.information, FisherTable):
-            process = replace(process, information=process.information.tiled(self.n))
-        return process
+        return self.model.process().repeated(self.n)
 
     @property
     def network(self) -> Hashable:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion import ReplicaExchange
-from crepe_diffusion.processes import EulerMaruyama, Gaussian, Process
+from crepe_diffusion.processes import EulerMaruyama, Gaussian, Process, Spectrum
 from studies.kernels.problems import SETTINGS, TASKS, Problem, Setting, Task
 
 COARSE, FINE = 8, 32
@@ -57,8 +57,9 @@ def test_error_falls_at_first_order(task: Task) -> None:
 class DoubleVariance(Gaussian):
     """Denoising kernels of the models with twice their variance; the proposal is left as it is."""
 
-    def _variances(self, s: Tensor, t: Tensor, n_models: int) -> Tensor:
-        return 2 * super()._variances(s, t, n_models)
+    def model_variance(self, model: int, s: Tensor, t: Tensor) -> Spectrum:
+        variance = super().model_variance(model, s, t)
+        return variance.with_values(2 * variance.values)
 
 
 @pytest.mark.parametrize("task", [TASKS[1], pytest.param(TASKS[2], marks=pytest.mark.slow)], ids=lambda t: t.__name__)

@@ -260,7 +260,7 @@ def test_a_trained_model_is_loaded_as_it_was_left(tmp_path):
     x = data.windows(MAZE.normalise(ways[0]), 4000, torch.Generator().manual_seed(5))
     y = x + t * torch.randn(x.shape, generator=generator)
     error = ((denoiser.predict(y, torch.full((4000,), t)) - x).flatten(1) @ process.basis.T.float()).square()
-    measured, found = process.information.scaled(f64([t]))[0, 0], (1 - error.mean(0) / t**2).clamp(0, 1).double()
+    measured, found = process.information.of(0, f64([t])).values[0], (1 - error.mean(0) / t**2).clamp(0, 1).double()
     torch.testing.assert_close(measured, found, atol=0.1, rtol=0)
     refuted(torch.testing.assert_close, measured.flip(0), found, atol=0.1, rtol=0)
     with pytest.raises(cd.InputError, match="no shipped weights for 'nowhere'"):
