@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Shaped
@@ -29,6 +29,8 @@ from crepe_diffusion.processes.information import Information, Measured
 from crepe_diffusion.random import Stream
 
 __all__ = ["Coefficients", "Evaluation", "Process"]
+
+P = TypeVar("P", bound="Process")
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Process(ABC):
             return torch.stack([log_prob(y, t) - log_prob(x, t) for log_prob in self.log_probs])
         return self.density_ratios(x, y, at_x, at_y, t)
 
-    def repeated(self, n: int) -> Self:
+    def repeated(self: P, n: int) -> P:
         """The process of n such events side by side: the event gets a leading axis of length n."""
         if self.log_probs is None:
             return self
@@ -203,7 +205,7 @@ class Process(ABC):
     def needs_fit(self) -> bool:
         return self.to_measure() is not None
 
-    def fitted(self, information: Information) -> Self:
+    def fitted(self: P, information: Information) -> P:
         """The same process with this information."""
         raise InputError(f"{type(self).__name__} uses no Fisher information")
 
@@ -211,7 +213,7 @@ class Process(ABC):
         """What was measured, as tensors; a snapshot keeps it."""
         return {}
 
-    def restored(self, state: dict[str, Tensor]) -> Self:
+    def restored(self: P, state: dict[str, Tensor]) -> P:
         """The same process with what `state_dict` returned."""
         return self
 

@@ -16,7 +16,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -29,6 +29,9 @@ from crepe_diffusion.processes.information import FisherTable, GaussianData, Inf
 from crepe_diffusion.random import Stream
 
 __all__ = ["EulerMaruyama", "Gaussian", "GaussianProcess", "score_of"]
+
+G = TypeVar("G", bound="GaussianProcess")
+K = TypeVar("K", bound="Gaussian")
 
 
 def score_of(prediction: Tensor, y: Tensor, t: Tensor) -> Tensor:
@@ -225,7 +228,7 @@ class GaussianProcess(Process):
         force = [(p + q) / 2 - middle for p, q in zip(at_x.predictions, at_y.predictions, strict=True)]
         return torch.stack([(f.flatten(1) * gap).sum(1, dtype=torch.float64) / (t * t) for f in force])
 
-    def repeated(self, n: int) -> Self:
+    def repeated(self: G, n: int) -> G:
         one = super().repeated(n)
         return one if self.zero_mean is None else replace(one, zero_mean=self.zero_mean + 1)
 
@@ -284,16 +287,16 @@ class Gaussian(GaussianProcess):
     def to_measure(self) -> type[Measured] | None:
         return self._kind if self.information is None else None
 
-    def fitted(self, information: Information) -> Self:
+    def fitted(self: K, information: Information) -> K:
         return replace(self, information=information)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {} if self.information is None else self.information.state_dict()
 
-    def restored(self, state: dict[str, Tensor]) -> Self:
+    def restored(self: K, state: dict[str, Tensor]) -> K:
         return self.fitted(self._kind.from_state_dict(state))
 
-    def repeated(self, n: int) -> Self:
+    def repeated(self: K, n: int) -> K:
         one = super().repeated(n)
         return one if self.information is None else replace(one, information=self.information.repeated(n))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 
 __all__ = ["FisherTable", "GaussianData", "Information", "Isotropic", "Measured", "Spectrum"]
+
+M = TypeVar("M", bound="Measured")
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Measured(Information):
         return {"times": self.times, "values": self.values, "mean": self.mean}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> Self:
+    def from_state_dict(cls: type[M], state: dict[str, Tensor]) -> M:
         return cls(**state)
 
 
@@ -206,7 +208,7 @@ class FisherTable(Measured):
     def of(self, model: int, t: Tensor) -> Spectrum:
         return Spectrum(self.interpolated(model, t))
 
-    def repeated(self, n: int) -> Self:
+    def repeated(self, n: int) -> FisherTable:
         values = self.values if self.values.shape[2] == 1 else self.values.repeat(1, 1, n)
         return replace(self, values=values, mean=self.mean.repeat(1, n))
 

@@ -1,0 +1,118 @@
+"""Every file in `examples/` runs, and does what it is an example of."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from full_covariance import AXES, RHO, TIMES, Full, processes, rotated, worst_error
+from mala import Mala, RandomBounce, variance_error
+
+import crepe_diffusion as cd
+from checks import refuted
+from crepe_diffusion.processes import Coefficients, Evaluation, FisherTable, Gaussian
+from crepe_diffusion.samplers.information import fit_information
+
+EXAMPLES = sorted(path.stem for path in (Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+def full_covariance() -> None:
+    """Exact for Gaussian data of any covariance at any step size; the diagonal of the same matrix is not."""
+
+    def exact(process, step):
+        assert worst_error(process, *step) <= 1e-9
+
+    for step in ((0.1, 0.5), (0.5, 1.0), (0.1, 5.0)):
+        exact(processes()["full"], step)
+        refuted(exact, processes()["diagonal"], step)
+
+
+def mala() -> None:
+    """The variance of Gaussian data stays right at a step at which plain Langevin doubles it."""
+
+    def right(explorer):
+        assert abs(variance_error(explorer)) < 0.02  # four standard errors
+
+    right(Mala(0.5))
+    right(RandomBounce(2))
+    refuted(right, cd.Langevin(5.0))
+
+
+PROPERTIES: dict[str, Callable[[], None]] = {"full_covariance": full_covariance, "mala": mala}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(name, capsys):
+    importlib.import_module(name).main()
+    assert len(capsys.readouterr().out.splitlines()) > 1
+    PROPERTIES[name]()
+
+
+def both(pieces: int = 1) -> tuple[Gaussian, Gaussian]:
+    """Two models in common axes: as full matrices, and as diagonals for a process that was given the axes."""
+    t2 = TIMES[:, None] ** 2
+    shares = torch.stack([t2 / (t2 + RHO**2), t2 / (t2 + RHO.flip(0) ** 2 + 0.1)])
+    mean = cd.Stream(5).normal((2, 3))
+    full = Full(TIMES, (AXES * shares[:, :, None]) @ AXES.T, mean @ AXES.T)
+    table = FisherTable(TIMES, shares, mean)
+    matrix = Gaussian(variance=Full, information=full)
+    diagonal = Gaussian(variance="fisher-diagonal", information=table, basis=AXES.T.contiguous())
+    return (matrix, diagonal) if pieces == 1 else (matrix.repeated(pieces), diagonal.repeated(pieces))
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_full_matrix_is_a_diagonal_in_its_own_axes(pieces):
+    """All that a process derives from its information agrees: two models, mixed times, events of one or two pieces."""
+    law, n, event = Coefficients((-0.4, 1.7), (-0.1, 1.2), 0.15, 0.8), 12, (pieces, 3)
+    s, t = torch.tensor([0.1, 0.3]).double().repeat(6), torch.tensor([0.5, 2.0, 5.0]).double().repeat_interleave(4)
+    draw = lambda *names: cd.Stream(7).at(*names).normal((n, *event))  # noqa: E731
+    at_s, at_t = (Evaluation((draw(e, "p"), draw(e, "q")), draw(e, "drift"), torch.zeros(n)) for e in "st")
+
+    def agree(full, diagonal):
+        def derived(process):
+            models, proposal = process.log_ratios(draw("x"), draw("y"), at_s, at_t, s, t, law)
+            _, mean = process._top(t[-1:], law)
+            pulled = process.pull_back(draw("g"), t, law)
+            return models, proposal, pulled, process.posterior_variance(t, event), process.embed(mean, draw("x")[:1])
+
+        for a, b in zip(derived(full), derived(diagonal), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
+
+    agree(*both(pieces))
+    full, diagonal = both(pieces)
+    refuted(agree, full, replace(diagonal, basis=None))
+
+
+def test_noise_of_a_full_matrix_has_that_covariance():
+    full, _ = both()
+    law, n = Coefficients((1.0, 1.0), (1.0, 1.0), 0.25, 0.75), 40_000
+    x = full.noise(cd.Stream(2), torch.zeros(n, 3, dtype=torch.float64), 5.0, law)
+    precision = full.information.values[:, -1].sum(0) / 25
+
+    def check(covariance):
+        z = (x - x.mean(0)) @ torch.linalg.cholesky(torch.linalg.inv(covariance))
+        assert (z.T @ z / n - torch.eye(3)).abs().max() < 5 * (2 / n) ** 0.5
+
+    check(torch.linalg.inv(precision))
+    refuted(check, torch.linalg.inv(precision).diagonal().diag())
+
+
+def test_a_full_matrix_is_measured_from_samples_and_from_data():
+    n, model, process = 10_000, rotated((1.0,), torch.zeros(1, 3)), Gaussian(variance=Full)
+    ladder = cd.ladder.geometric(20, 0.02, 100.0)
+    data = cd.Stream(1).normal((n, 3)) * RHO @ AXES.T
+    fitted = fit_information(model.as_target(), ladder, process, n, cd.Stream(0))
+    measured = cd.information_from_data(model, data, ladder.times, process, cd.Stream(2))
+
+    def check(values, rho):
+        t2 = ladder.times[:, None] ** 2
+        exact = (AXES * (t2 / (t2 + rho**2))[:, None]) @ AXES.T
+        assert (values[0] - exact).abs().max() < 5 * (2 / n) ** 0.5
+
+    for information in (fitted, measured):
+        check(information.values, RHO)
+        refuted(check, information.values, RHO.flip(0))
