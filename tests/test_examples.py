@@ -90,8 +90,8 @@ def test_a_full_matrix_is_a_diagonal_in_its_own_axes(pieces):
 def test_noise_of_a_full_matrix_has_that_covariance():
     full, _ = both()
     law, n = Coefficients((1.0, 1.0), (1.0, 1.0), 0.25, 0.75), 40_000
-    x = full.noise(cd.Stream(2), torch.zeros(n, 3, dtype=torch.float64), 5.0, law)
-    precision = full.information.values[:, -1].sum(0) / 25
+    x = full.noise(cd.Stream(2), torch.zeros(n, 3, dtype=torch.float64), 0.1, law)
+    precision = full.information.values[:, 0].sum(0) / 0.1**2
 
     def check(covariance):
         z = (x - x.mean(0)) @ torch.linalg.cholesky(torch.linalg.inv(covariance))

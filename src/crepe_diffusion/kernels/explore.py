@@ -26,9 +26,9 @@ __all__ = ["Bounce", "Explorer", "Langevin", "SingleToken", "Starter"]
 
 
 class Explorer(Protocol):
-    """A move that leaves each pi_m invariant; the second value says which rows moved, for the record.
+    """A move that leaves each pi_m invariant; the second value marks the rows that moved, for the record.
 
-    An explorer with `renews = True` draws those rows anew, whatever they were, rather than moving all rows a little.
+    An explorer with `renews = True` draws those rows again, whatever they were, rather than moving all rows a little.
     """
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]: ...
@@ -47,7 +47,7 @@ class Starter(Protocol):
 
 @dataclass(frozen=True)
 class Langevin:
-    """The paper's corrector, unadjusted: `scale` multiplies its step. One evaluation a row.
+    """The paper's corrector, unadjusted: `scale` multiplies its step. One evaluation per row.
 
     Biased by the step size, and not guarded by an acceptance test; needs the gradient of every reward.
     """
@@ -80,7 +80,7 @@ class Bounce:
     """Walk `n_steps` sub-steps up and as many down again; both paths share their noisy end.
 
     Invariant as far as `log_work` is exact, for Gaussian and discrete states, and without the reward's gradient.
-    Costs `2 * n_steps` evaluations a row; replicas at the noise end stay.
+    Costs `2 * n_steps` evaluations per row; replicas at the noise end stay.
     """
 
     n_steps: int = 1
@@ -107,7 +107,7 @@ class Bounce:
 
 @dataclass(frozen=True)
 class SingleToken:
-    """Metropolis-Hastings for discrete states: `n_moves` single-token proposals, one evaluation a row each."""
+    """Metropolis-Hastings for discrete states: `n_moves` single-token proposals, one evaluation per row each."""
 
     n_moves: int = 1
     accept: Accept = field(default=metropolis, repr=False)
