@@ -33,7 +33,7 @@ class Full(Measured):
     def of(self, model: int, t: Tensor) -> Spectrum:
         times, which = t.unique(return_inverse=True)
         values, vectors = torch.linalg.eigh(self.interpolated(model, times))
-        return Spectrum(values[which], vectors, which)
+        return Spectrum(values.clamp(0, 1)[which], vectors, which)
 
 
 # -- a stiff covariance in axes that the process is not given ---------------------------------------------

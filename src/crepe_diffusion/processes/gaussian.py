@@ -341,7 +341,7 @@ class Gaussian(GaussianProcess):
     def _variance(self, s: Tensor, t: Tensor, a: Spectrum) -> Spectrum:
         """`d - d^2 I_t = d (1 - d/t^2 A)`."""
         d, share = self.noising_variance(s, t), ((t - s) * (t + s) / (t * t))[:, None]
-        return a.with_values(d * (1 - share * a.values.clamp(0, 1)))
+        return a.with_values(d * (1 - share * a.values))
 
     def model_variance(self, model: int, s: Tensor, t: Tensor) -> Spectrum:
         return self._variance(s, t, self._of(model, t))
@@ -350,7 +350,7 @@ class Gaussian(GaussianProcess):
         # Reversing the upward kernel under pi gives the curvature (1 - 2 k_up) sum_j c_j I_j; no law that was
         # noised by t has more than 1/t^2 of it, which keeps the variance positive for any exponents.
         a = self._total(t, coefficients.target)
-        return self._variance(s, t, a.with_values((1 - 2 * coefficients.k_up) * a.values))
+        return self._variance(s, t, a.with_values(((1 - 2 * coefficients.k_up) * a.values).clamp(0, 1)))
 
     def _top(self, t: Tensor, coefficients: Coefficients) -> tuple[Spectrum, Tensor | None]:
         spectra = [self._of(j, t) for j in range(len(coefficients.target))]

@@ -74,9 +74,11 @@ class Spectrum:
     @staticmethod
     def total(spectra: Sequence[Spectrum], weights: Sequence[float]) -> Spectrum:
         """`sum_j w_j A_j`, of matrices that belong to the same rows."""
-        values = torch.stack([w * a.values for w, a in zip(weights, spectra, strict=True)]).sum(0)
         first = spectra[0]
-        if first.vectors is None or first.which is None or len(spectra) == 1:
+        if len(spectra) == 1:
+            return first.with_values(weights[0] * first.values)
+        values = torch.stack([w * a.values for w, a in zip(weights, spectra, strict=True)]).sum(0)
+        if first.vectors is None or first.which is None:
             return first.with_values(values)
         any_row = first.which.new_empty(len(first.vectors))
         any_row[first.which] = torch.arange(len(first.which), device=first.which.device)
@@ -95,7 +97,7 @@ class Information(ABC):
 
     @abstractmethod
     def of(self, model: int, t: Tensor) -> Spectrum:
-        """A of this model at the time of each row."""
+        """A of this model at the time of each row, with eigenvalues between 0 and 1."""
 
     def centre(self, model: int) -> Tensor | None:
         """`E[x_0]` of this model, (coordinates,); None where it is not known."""
