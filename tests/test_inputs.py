@@ -157,7 +157,7 @@ CASES = {
     ),
     "SingleToken on a Gaussian": (
         lambda: chain(model(), explorer=cd.SingleToken()),
-        "Metropolis exploration is for discrete",
+        "SingleToken exploration is for discrete",
     ),
     "a bounce of two steps on one": (
         lambda: chain(model(), explorer=cd.Bounce(2)),
@@ -312,7 +312,7 @@ def test_a_refused_refinement_leaves_the_chain_as_it_was():
 
 
 def test_metropolis_on_euler_kernels_is_refused_at_once():
-    with pytest.raises(cd.InputError, match="closed-form process, not Euler kernels"):
+    with pytest.raises(cd.InputError, match="single-token moves, which Euler does not have"):
         chain(tokens(), cd.ladder.linear(4, 0.0, 0.9), process=Euler(base=Masked(2)), explorer=cd.SingleToken())
 
 
