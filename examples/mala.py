@@ -63,7 +63,7 @@ def variance_error(explorer: object, n_draws: int = 150) -> float:
     exact = cd.processes.Gaussian(information=Isotropic(levels.times, t2 / (t2 + 0.25), torch.zeros(1, 4)))
     p = cd.models.GaussianMixture([1.0], [[0.0] * 4], [0.5], process=exact)
     chain = cd.ReplicaExchange(p**2.0, levels, n_chains=200, seed=1, explorer=explorer)
-    return float(chain.sample(n_draws, burn_in=20).flat().var() / (0.5 / 2) - 1)
+    return float(chain.sample(n_draws, burn_in=20).x.var() / (0.5 / 2) - 1)
 
 
 def main() -> None:
