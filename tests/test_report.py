@@ -203,8 +203,8 @@ def test_names_are_text_and_never_markup(data, tmp_path):
 
 def cut(data: RunData, n: int) -> RunData:
     front = {k: getattr(data, k)[:n] for k in ("x", "iteration", "target")}
-    trace = {k: v[:n] for k, v in data.trace.items()}
-    return replace(data, **front, trace=trace, scalars={k: v[:n] for k, v in data.scalars.items()})
+    parts = {k: {name: v[:n] for name, v in getattr(data, k).items()} for k in ("trace", "scalars", "columns")}
+    return replace(data, **front, **parts)
 
 
 def nothing_recorded(data: RunData) -> Diagnostics:

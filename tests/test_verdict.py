@@ -66,6 +66,7 @@ def refined(before: int, after: int) -> RunData:
         target=np.repeat([0, 1], [before, after]),
         targets=[first.targets[0], {"from_iteration": before + 1, "rewards": [{"name": "right"}]}],
         scalars={k: np.concatenate([first.scalars[k], second.scalars[k]]) for k in first.scalars},
+        columns={k: np.concatenate([first.columns[k], second.columns[k]]) for k in first.columns},
     )
 
 
