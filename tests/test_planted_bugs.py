@@ -21,7 +21,7 @@ from crepe_diffusion.processes import gaussian
 from crepe_diffusion.processes.discrete import Discrete, Masked, Uniform
 from crepe_diffusion.processes.gaussian import Gaussian, GaussianProcess
 from crepe_diffusion.processes.information import Spectrum
-from crepe_diffusion.samplers import replica_exchange, smc
+from crepe_diffusion.samplers import replica_exchange, weights
 from crepe_diffusion.schedules import Ladder
 from enumeration import violation
 from finite import line, tokens
@@ -174,7 +174,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def with_log_work(broken: Callable[[paths.Path, object], Tensor]) -> Plant:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        for module in (swap_module, explore, smc):
+        for module in (swap_module, explore, weights):
             patch.setattr(module, "log_work", broken)
 
     return plant

@@ -123,7 +123,7 @@ def test_results_are_flat_and_chains_can_be_told_apart():
     assert torch.equal(out.chains, torch.stack(wanted))
     assert torch.equal(out.x, torch.cat(wanted))
     assert torch.equal(out.scalar(first), torch.stack(wanted)[..., 0])
-    assert out.ess(first) == cd.ess(out.chains[..., 0])
+    assert out.ess(first) == cd.ess(out.chains[..., 0], out.tours)
 
 
 # -- progress and callbacks ----------------------------------------------------------------------------------
