@@ -66,14 +66,14 @@ def test_a_scalar_is_one_number_per_draw():
         out.mean(lambda x: x)
 
 
-def particles(n_batches, n_particles, seed, pool="equal"):
+def particles(n_batches, n_particles, seed, pool="z"):
     """Importance sampling of N(0.5, 1) by N(0, 1), tilted by exp(x / 2), in the shape of SMC."""
     x = Stream(seed).normal((n_batches * n_particles, 1))
     log_w = (0.5 * x[:, 0]).reshape(n_batches, n_particles)
     log_z = log_w.logsumexp(1)
-    none = torch.zeros(n_batches)
+    none, eve = torch.zeros(n_batches), torch.arange(len(x))
     counts = cd.SMC(MIXTURE, LADDER, **FAST).evaluate.counts
-    return Particles(x, counts, log_w - log_z[:, None], log_z - math.log(n_particles), none[None], none, pool)
+    return Particles(x, counts, log_w - log_z[:, None], log_z - math.log(n_particles), eve, none[None], none, pool)
 
 
 def check_coverage(of, truth):
@@ -103,14 +103,15 @@ def test_small_batches_are_biased_unless_they_are_pooled_by_z():
     refuted(check_coverage, mean("equal"), 0.5)
 
 
-def test_log_z_of_batches_covers_the_truth():
+@pytest.mark.parametrize(("batches", "size"), [(400, 8), (1, 3200)])
+def test_log_z_of_batches_covers_the_truth(batches, size):
     def log_z(seed):
-        return particles(400, 8, seed).log_z
+        return particles(batches, size, seed).log_z
 
     check_coverage(log_z, 0.125)
     refuted(check_coverage, log_z, 0.14)
-    assert math.isnan(particles(1, 50, 0).log_z.error)
     assert particles(1, 50, 0).log_z.value == float(particles(1, 50, 0).batch_log_z)
+    assert math.isnan(particles(1, 1, 0).log_z.error)  # one particle shows no spread
 
 
 def test_results_are_flat_and_chains_can_be_told_apart():

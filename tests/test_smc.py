@@ -6,10 +6,11 @@ On Gaussian data with their exact information, `L_j` is exact at any step, so th
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import ks_2samp
+from scipy.stats import binom, ks_2samp
 from torch.distributions import Normal
 
 import crepe_diffusion as cd
@@ -245,11 +246,104 @@ def test_batches_are_independent_of_one_another(resampling):
     assert torch.equal(few.level_ess, many.level_ess[:, :3])
 
 
-def test_weights_of_batches_count_equally_and_resampled_draws_follow_them():
-    particles = run(n_particles=6, n_batches=4, ess_threshold=0.0)
+@pytest.mark.parametrize("pool", ["z", "equal"])
+def test_resampled_draws_follow_the_weights(pool):
+    particles = run(n_particles=6, n_batches=4, ess_threshold=0.0, pool=pool)
     assert float(particles.weights.sum()) == pytest.approx(1.0)
+    shares = particles.by_batch(particles.weights).sum(1)
+    wanted = particles.batch_log_z.softmax(0) if pool == "z" else torch.full((4,), 0.25, dtype=torch.float64)
+    torch.testing.assert_close(shares, wanted, atol=1e-12, rtol=0)
     draws = torch.stack([particles.resampled(STREAM.at("draw", i))[:, 0].mean() for i in range(2000)])
     assert_mean(draws, (particles.weights * particles.x[:, 0]).sum())
+
+
+# -- stated errors -------------------------------------------------------------------------------------------
+
+GROUPS = 40
+DIM = 32
+# Tempering by 2 in 32 dimensions: a mode of weight .156 becomes one of .495.
+TWO = cd.models.GaussianMixture([0.844, 0.156], [[-1.5] + [0.0] * (DIM - 1), [1.5] + [0.0] * (DIM - 1)], [0.30, 0.27])
+
+
+def second(x):
+    return (x[:, 0] > 0).to(torch.float64)
+
+
+def steps(n_levels, substeps=1):
+    return cd.ladder.karras(n_levels, 0.02, 10.0, substeps=substeps)
+
+
+def squared(t):
+    """log of the integral of p_t^2, and the share of its second mode; the modes do not overlap where t is small."""
+    total, at = 0.0, {}
+    for i, j in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        v_i, v_j = (float(TWO.eigenvalues[k, 0]) + t * t for k in (i, j))
+        gap = float((TWO.means[i] - TWO.means[j]).square().sum())
+        at[i, j] = float(TWO.weights[i] * TWO.weights[j]) * math.exp(-gap / (2 * (v_i + v_j)))
+        at[i, j] *= (2 * math.pi * (v_i + v_j)) ** (-DIM / 2)
+        total += at[i, j]
+    return math.log(total), at[1, 1] / (at[0, 0] + at[1, 1])
+
+
+TRUTH, LOG_Z = squared(0.02)[1], squared(0.02)[0] - squared(10.0)[0]
+
+
+def groups(particles, size):
+    """Results of `size` batches each."""
+    n = size * particles.log_weights.shape[1]
+    for i in range(particles.n_batches // size):
+        rows, batches = slice(i * n, (i + 1) * n), slice(i * size, (i + 1) * size)
+        yield replace(
+            particles,
+            x=particles.x[rows],
+            eve=particles.eve[rows],
+            log_weights=particles.log_weights[batches],
+            batch_log_z=particles.batch_log_z[batches],
+        )
+
+
+def check_intervals(estimates, truth):
+    """Intervals of 95 % cover as often as they should: fewer hits have a chance of 1e-3."""
+    covered = [e.interval()[0] <= truth <= e.interval()[1] for e in estimates]
+    assert sum(covered) >= int(binom.ppf(1e-3, len(covered), 0.95)), f"{sum(covered)} of {len(covered)}"
+
+
+def test_intervals_of_small_batches_cover_the_truth_where_they_are_pooled_by_z():
+    out = cd.SMC(TWO**2.0, steps(65), n_particles=16, n_batches=32 * GROUPS, seed=11).sample()
+    results = list(groups(out, 32))
+    check_intervals([r.mean(second) for r in results], TRUTH)
+    check_intervals([r.log_z for r in results], LOG_Z)
+    refuted(check_intervals, [replace(r, pool="equal").mean(second) for r in results], TRUTH)
+    refuted(check_intervals, [r.log_z for r in results], LOG_Z + 0.3)
+    # Coverage is not bought by wide intervals.
+    assert sum(r.mean(second).error for r in results) / GROUPS < 0.07
+    squares = f64([(r.mean(second).value - TRUTH) ** 2 for r in results])
+    assert float(squares.mean()) < 8 * TRUTH * (1 - TRUTH) / 512  # about 5 times that of independent draws
+
+
+def test_intervals_of_one_batch_cover_the_truth_however_often_it_is_resampled():
+    """Resampled at every level, few Eves are left; an error from the weights alone leaves out what they share."""
+    out = cd.SMC(
+        TWO**2.0, steps(9, 8), n_particles=256, n_batches=GROUPS, ess_threshold=1.0,
+        resampling=cd.Multinomial(), seed=12,
+    ).sample()  # fmt: skip
+    results = list(groups(out, 1))
+    assert float(out.diagnostics["eves"].double().mean()) < 60
+    check_intervals([r.mean(second) for r in results], TRUTH)
+    check_intervals([r.log_z for r in results], LOG_Z)
+    alone = [replace(r, eve=torch.arange(len(r.x))) for r in results]
+    refuted(check_intervals, [r.mean(second) for r in alone], TRUTH)
+    refuted(check_intervals, [r.log_z for r in alone], LOG_Z)
+
+
+def test_one_eve_or_one_batch_that_dominates_leaves_no_confidence():
+    out = run(n_particles=6, n_batches=3)
+    one = next(groups(out, 1))
+    assert math.isinf(replace(one, eve=torch.zeros_like(one.eve)).mean(lambda x: x[:, 0]).error)
+    lost = replace(out, batch_log_z=f64([0.0, -90.0, -90.0]))
+    assert math.isinf(lost.mean(lambda x: x[:, 0]).error)
+    low, high = replace(out, batch_log_z=f64([0.0, -9.0, -9.0])).log_z.interval()
+    assert high - low > 50
 
 
 # -- each method's own formula -------------------------------------------------------------------------------

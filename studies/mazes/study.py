@@ -177,6 +177,7 @@ def _smc(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verdic
         steps,
         n_particles=n_particles,
         n_batches=job.n_chains,
+        pool="equal",
         seed=job.seed,
         micro_batch=8192,
         nonfinite="reject",

@@ -192,6 +192,7 @@ def run(
                 levels,
                 n_particles=batch,
                 n_batches=size // batch,
+                pool="equal",
                 seed=1000 * seed + done // PIECE,
                 process=process,
             )

@@ -154,7 +154,7 @@ def particles(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed
     n_batches = max(1, budget.rows // (budget.batch * len(recipe.resampling.times)))
     smc = cd.SMC(
         model**beta, recipe.resampling, n_particles=budget.batch, n_batches=n_batches, weight=weight,
-        ess_threshold=recipe.ess_threshold, seed=seed, micro_batch=budget.micro_batch, **recipe.options,
+        ess_threshold=recipe.ess_threshold, pool="equal", seed=seed, micro_batch=budget.micro_batch, **recipe.options,
     )  # fmt: skip
     out = smc.sample()
     about = {"rows": out.evaluations.rows, "log_z": out.batch_log_z.tolist(), "ess": out.batch_ess.tolist()}

@@ -138,16 +138,27 @@ class Chains(Result):
 class Particles(Result):
     """Weighted draws; rows run over batches, then particles.
 
-    `log_weights` (batches, particles) are normalised in each batch, which estimates log Z as `batch_log_z` (batches,).
-    `level_ess` (levels, batches) is the effective number of particles at each level, before resampling there.
-    `pool` weighs the batches: `"equal"`, or by their estimates of Z, `"z"`, which is consistent for any size of batch.
+    - `log_weights` (batches, particles), normalised in each batch; `batch_log_z` (batches,): its estimate of log Z;
+    - `eve` (n,): the particle at the noise end from which each draw descends, a number of its own for each batch;
+    - `level_ess` (levels, batches): the effective number of particles at each level, before resampling there;
+    - `pool` weighs the batches: by their estimates of Z, `"z"`, which is consistent for batches of any size, or
+      `"equal"`, which keeps the bias that one batch has.
+
+    Errors come from independent clusters, which are the batches, or the Eves of a single batch. With the weight `W_g`
+    of each cluster, the formula is that of tours:
+
+        error^2 = sum_g (sum_{i in g} w_i (f_i - mean))^2 / (1 - sum_g W_g^2)
+
+    Relatives inside a cluster may be correlated in any way. `1 / sum_g W_g^2` clusters count, and one less is the
+    number of degrees of freedom; where all draws have one Eve, the error is infinite.
     """
 
     log_weights: Tensor
     batch_log_z: Tensor
+    eve: Tensor
     level_ess: Tensor
     n_resamplings: Tensor
-    pool: str = "equal"
+    pool: str = "z"
 
     def __post_init__(self) -> None:
         check_choice("pool", self.pool, ("equal", "z"))
@@ -177,22 +188,38 @@ class Particles(Result):
         return (self.log_weights.exp() * self.batch_weights[:, None]).flatten()
 
     @property
+    def clusters(self) -> Tensor:
+        """The independent cluster to which each draw belongs, (n,), counted from 0."""
+        if self.n_batches > 1:
+            return torch.arange(self.n_batches, device=self.eve.device).repeat_interleave(self.log_weights.shape[1])
+        return self.eve.unique(return_inverse=True)[1]
+
+    @property
     def diagnostics(self) -> dict[str, Tensor]:
-        """What to look at first: effective sizes and how often each batch was resampled."""
-        return {"ess": self.batch_ess, "level_ess": self.level_ess, "n_resamplings": self.n_resamplings}
+        """What to look at first: effective sizes, how many Eves are left, how often each batch was resampled."""
+        eves = torch.tensor([len(e.unique()) for e in self.by_batch(self.eve)])
+        return {
+            "ess": self.batch_ess,
+            "level_ess": self.level_ess,
+            "eves": eves,
+            "n_resamplings": self.n_resamplings,
+        }
 
     def mean(self, function: Function) -> Estimate:
-        """The error comes from the spread between batches. One batch alone has only its weights to judge by, which
-        leaves out what resampling correlates: too small an error where few ancestors are left.
-        """
+        """The error is that of clusters: batches, or the Eves of one batch."""
         values = self.values(function).to(torch.float64)
         value = float(self.weights @ values)
-        if self.n_batches == 1:
-            return Estimate(value, math.sqrt(self._variance(values) / float(self.batch_ess)))
-        own = (self.log_weights.exp() * self.by_batch(values)).sum(1)
-        b = self.n_batches
-        error = math.sqrt(b / (b - 1) * float((self.batch_weights * (own - value)).square().sum()))
-        return Estimate(value, error)
+        sums, shares = self._by_cluster(values - value), self._by_cluster(torch.ones_like(values))
+        repeated = float(shares.square().sum())
+        if repeated > 1 - 1e-12:
+            return Estimate(value, math.inf, 1.0)
+        return Estimate(value, math.sqrt(float(sums.square().sum()) / (1 - repeated)), max(1 / repeated - 1, 1.0))
+
+    def _by_cluster(self, values: Tensor) -> Tensor:
+        """Weighted sums of the values of each cluster."""
+        clusters = self.clusters
+        total = torch.zeros(int(clusters.max()) + 1, dtype=torch.float64, device=values.device)
+        return total.index_add(0, clusters, self.weights * values)
 
     def ess(self, function: Function) -> float:
         variance, error = self._variance(self.values(function).to(torch.float64)), self.mean(function).error
@@ -203,16 +230,27 @@ class Particles(Result):
 
     @property
     def log_z(self) -> Estimate:
-        """The log of the mean of the batches' unbiased estimates of Z; one batch alone gives no error."""
-        b = self.n_batches
+        """The log of the mean of the batches' unbiased estimates of Z, with the error of a jackknife on the log scale.
+
+        For one batch the error is that of the Eves' weights, `(N sum_e W_e^2 - 1) / (N - 1)` for the relative variance
+        of Z (Lee and Whiteley 2018, without their factor for the number of resamplings, which would lower it).
+        """
+        b, n = self.log_weights.shape
         value = float(self.batch_log_z.logsumexp(0)) - math.log(b)
-        spread = float((self.batch_log_z - value).exp().std()) if b > 1 else math.nan
-        return Estimate(value, spread / math.sqrt(b))
+        if b == 1:
+            repeated = float(self._by_cluster(torch.ones_like(self.weights)).square().sum())
+            error = math.sqrt(max(0.0, n * repeated - 1) / (n - 1)) if n > 1 else math.nan
+            return Estimate(value, error, max(1 / repeated - 1, 1.0))
+        shares = self.batch_log_z.softmax(0)
+        without = (-shares).log1p()  # log of the mean of all but one batch, up to a constant
+        spread = float((without - without.mean()).square().sum()) if bool(shares.max() < 1) else math.inf
+        return Estimate(value, math.sqrt((b - 1) / b * spread), max(1 / float(shares.square().sum()) - 1, 1.0))
 
     def resampled(self, stream: Stream) -> Tensor:
-        """Equally weighted draws (n, *event), resampled within each batch."""
-        index, _ = Systematic()(self.log_weights, stream)
-        b, n = self.log_weights.shape
+        """Equally weighted draws (n, *event): from all batches by weight, or within each if they count equally."""
+        log_w = self.weights.log()[None] if self.pool == "z" else self.log_weights
+        index, _ = Systematic()(log_w, stream)
+        b, n = log_w.shape
         return self.x[(index + torch.arange(b)[:, None] * n).flatten()]
 
 

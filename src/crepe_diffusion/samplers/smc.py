@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE
-from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError
+from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.models import Model
 from crepe_diffusion.processes import Process
 from crepe_diffusion.progress import Callback, Track
@@ -38,6 +38,7 @@ class SMC:
     - `weight`: `PathWork()`, `FeynmanKac()`, `Twisted()`, `Steering()`, `DiscreteGuidance()` or any `Weight`;
     - `resampling`: `Systematic()`, `Stratified()`, `Multinomial()`, `Residual()`, `Partial()` or any `Resampling`,
       applied to the batches whose effective number of particles is below the share `ess_threshold`;
+    - `pool`: batches count by their estimates of Z (`"z"`), or equally (`"equal"`), which is biased for small ones;
     - the others are those of `ReplicaExchange`.
 
     Feynman-Kac correctors with a reward cost `2 M K + 1`. `log_z` is relative to the noise law without its reward.
@@ -60,6 +61,7 @@ class SMC:
         weight: Weight | None = None,
         resampling: Resampling | None = None,
         ess_threshold: float = 0.5,
+        pool: str = "z",
         seed: int = 0,
         process: Process | None = None,
         proposal: Proposal | None = None,
@@ -71,6 +73,8 @@ class SMC:
         if not 0 <= ess_threshold <= 1:
             raise InputError(f"ess_threshold must be between 0 and 1, got {ess_threshold!r}")
         self.ess_threshold = ess_threshold
+        check_choice("pool", pool, ("z", "equal"))
+        self.pool = pool
         self.weight: Weight = PathWork() if weight is None else weight
         if not callable(getattr(self.weight, "descend", None)) or isinstance(self.weight, type):
             raise InputError(
@@ -117,6 +121,7 @@ class SMC:
         log_w, log_z = _normalised(self.weight.first(evaluate, x, seen).reshape(b, n) - math.log(n), top)
         level_ess = [_ess(log_w)]
         n_resamplings = torch.zeros(b, dtype=torch.long)
+        eve = torch.arange(rows)
         with Track(top, "levels", progress, callback) as track:
             for m in range(top, 0, -1):
                 stream = self.stream.at(m)
@@ -127,7 +132,7 @@ class SMC:
                 if m > 1:
                     index, log_w, chosen = self._resampled(log_w, stream.at("resample"))
                     n_resamplings += chosen
-                    x, seen = x[index], seen.rows(index)
+                    x, seen, eve = x[index], seen.rows(index), eve[index]
                 if track.advance() and m > 1:
                     raise StoppedError(f"stopped at level {m - 1}: particles there are not yet draws of the target")
         return Particles(
@@ -135,8 +140,10 @@ class SMC:
             evaluations=evaluate.counts.copy(),
             log_weights=log_w,
             batch_log_z=log_z,
+            eve=eve,
             level_ess=torch.stack(level_ess[::-1]),
             n_resamplings=n_resamplings,
+            pool=self.pool,
         )
 
     def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
