@@ -83,7 +83,8 @@ BAD: dict[str, tuple[Callable[[], RunData], str, str]] = {
     "middle pair stuck": (lambda: run(SPACE**2.0, gap(8, 12, 0.1, 2.5)), "do not trust", "is stuck"),
     "no round trip": (lambda: run(LINE**2.0, karras(61), 30, 0), "do not trust", "no fresh replica came"),
     "few round trips": (lambda: run(LINE**2.0, karras(21), 30, 0, 1), "do not trust", "fresh arrivals"),
-    "too short": (lambda: run(LINE**2.0, karras(11), 80, 20, 1), "look", "effective of 80 draws"),
+    "too short": (lambda: run(LINE**2.0, karras(11), 80, 20, 1), "do not trust", "effective of 80 draws"),
+    "rather short": (lambda: run(LINE**2.0, karras(9, substeps=2), 100, 20, 2), "look", "effective of 200 draws"),
     "hardly begun": (lambda: run(LINE**2.0, karras(11), 10, 0), "do not trust", "only 10 draws"),
     "reward is NaN": (
         lambda: run(LINE.tilt(lambda x: torch.where(x[:, 0] > 1, math.nan, 0.0)), karras(11), nonfinite="reject"),

@@ -11,6 +11,7 @@ follow the autocorrelation stop between the two and miss the second part; tours 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["Estimate", "effective_sizes", "ess", "mean_of", "rhat", "tours"]
+__all__ = ["Estimate", "effective_sizes", "ess", "mean_of", "rhat", "tours", "tours_of"]
 
 # Autocorrelations of fewer draws than this per chain are guesses.
 LEAST_DRAWS = 4
@@ -64,6 +65,13 @@ def tours(replica: Tensor, born: Tensor) -> Tensor:
     chain = torch.arange(born.shape[1]).expand_as(born)
     key = torch.stack([chain, torch.where(born > 0, replica, -1), born], -1).reshape(-1, 3)
     return key.unique(dim=0, return_inverse=True)[1].reshape(born.shape)
+
+
+def tours_of(columns: Mapping[str, np.ndarray]) -> Tensor | None:
+    """The tours of draws whose sampler keeps `replica` and `born` of them; None for other samplers, or no draws."""
+    if "born" not in columns or not columns["born"].size:
+        return None
+    return tours(torch.as_tensor(columns["replica"]), torch.as_tensor(columns["born"]))
 
 
 def ess(values: Tensor, tours: Tensor | None = None) -> float:

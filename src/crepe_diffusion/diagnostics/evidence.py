@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from crepe_diffusion.diagnostics.data import RunData
-from crepe_diffusion.diagnostics.estimates import Estimate, ess, mean_of, rhat, tours
+from crepe_diffusion.diagnostics.estimates import Estimate, ess, mean_of, rhat, tours_of
 from crepe_diffusion.diagnostics.exchange import Diagnostics
 
 __all__ = ["DRIFT_Z", "MIN_DRAWS", "Evidence", "ScalarSummary"]
@@ -157,10 +157,7 @@ class Evidence:
     @cached_property
     def tours(self) -> torch.Tensor | None:
         """The tour of each judged draw, (draws, chains); none where replicas are not recorded."""
-        columns = self.data.columns
-        if "replica" not in columns or "born" not in columns or not self.n_draws:
-            return None
-        return tours(*(torch.as_tensor(columns[name][self.judged]) for name in ("replica", "born")))
+        return tours_of({name: values[self.judged] for name, values in self.data.columns.items()})
 
     @cached_property
     def finite_works(self) -> float:

@@ -21,6 +21,7 @@ __all__ = ["Recorder", "Scalars"]
 
 STEPS_AT_ONCE = 64
 """Rows of the trace are made together: one by one, these few numbers would cost half of what the store costs."""
+LINEAGE = ("replica", "born")
 OWN = ("x", "iteration", "target", "seconds", "rows")
 Scalars = Mapping[str, Callable[[Tensor], Tensor]]
 
@@ -95,10 +96,11 @@ class Recorder:
         self._write_steps()
         self.store.flush(arrays=arrays)
 
-    def flushed(self, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """The iterations of all draws, and these scalars of them, (draws, chains)."""
-        draws, _ = read_store(self.root, {"iteration", *(f"scalars/{name}" for name in names)})
-        return draws["iteration"], {name: draws[f"scalars/{name}"] for name in names}
+    def flushed(self, names: list[str]) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The iterations of all draws, these scalars of them (draws, chains), and where they come from."""
+        draws, _ = read_store(self.root, {"iteration", *LINEAGE, *(f"scalars/{name}" for name in names)})
+        lineage = {name: draws[name] for name in LINEAGE if name in draws}
+        return draws["iteration"], {name: draws[f"scalars/{name}"] for name in names}, lineage
 
 
 def _free(name: str) -> str:

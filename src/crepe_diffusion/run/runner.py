@@ -19,6 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.estimates import tours_of
 from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.models import Model
 from crepe_diffusion.run import checkpoint, control, identity, opening
@@ -228,7 +229,7 @@ class Run:
         if output.burn_in and n == self.history.now["from_iteration"] - 1 + output.burn_in:
             self.sampler.restart_diagnostics()
             self.log.chain(n, "end of burn-in")
-        text = self.ess_rule.look(self.config.stop, self.recorder.n_draws, self._judged_scalars)
+        text = self.ess_rule.look(self.config.stop, self.recorder.n_draws, self._judged)
         if text is not None:
             self.log.chain(n, text)
 
@@ -276,15 +277,16 @@ class Run:
 
     def ess(self) -> float:
         """Of the scalar that the stop rule names, else the least of those that vary."""
-        return min(effective_sizes(self._judged_scalars()).values(), default=0.0)
+        return min(effective_sizes(*self._judged()).values(), default=0.0)
 
-    def _judged_scalars(self) -> dict[str, np.ndarray]:
-        """What the stop rule compares: draws after burn-in, (draws, chains)."""
+    def _judged(self) -> tuple[dict[str, np.ndarray], Tensor | None]:
+        """What the stop rule compares: scalars of draws after burn-in, (draws, chains), and their tours."""
         self.recorder.flush(arrays=False)
         wanted = self.config.stop.ess_scalar
-        iteration, values = self.recorder.flushed([wanted] if wanted else list(self.recorder.scalars))
+        iteration, values, lineage = self.recorder.flushed([wanted] if wanted else list(self.recorder.scalars))
         first = n_burnt(iteration, self.history.entries, self.config.output.burn_in)
-        return {name: v[first:] for name, v in values.items()}
+        tours = tours_of({name: v[first:] for name, v in lineage.items()})
+        return {name: v[first:] for name, v in values.items()}, tours
 
     # -- changing the target -----------------------------------------------------------------------------
 

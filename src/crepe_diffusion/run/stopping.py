@@ -12,6 +12,7 @@ from types import FrameType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from crepe_diffusion.diagnostics import ess
 from crepe_diffusion.errors import InputError
@@ -54,27 +55,29 @@ class EssRule:
     next_look: int = 0
     seen: float = 0.0
 
-    def look(self, stop: Stop, n_draws: int, scalars: Callable[[], Mapping[str, np.ndarray]]) -> str | None:
+    def look(
+        self, stop: Stop, n_draws: int, judged: Callable[[], tuple[Mapping[str, np.ndarray], Tensor | None]]
+    ) -> str | None:
         """Where a look is due, take it and return a line for the log."""
         if not stop.ess or n_draws < self.next_look:
             return None
         self.next_look = max(n_draws + 50, math.ceil(1.1 * n_draws))
-        self.seen, text = _least_size(stop, scalars())
+        self.seen, text = _least_size(stop, *judged())
         return text
 
 
-def effective_sizes(scalars: Mapping[str, np.ndarray]) -> dict[str, float]:
+def effective_sizes(scalars: Mapping[str, np.ndarray], tours: Tensor | None) -> dict[str, float]:
     """The effective sample size of each scalar (draws, chains) that is not constant so far."""
     return {
-        name: ess(torch.from_numpy(v)) if len(v) and np.isfinite(v).all() else 0.0
+        name: ess(torch.from_numpy(v), tours) if len(v) and np.isfinite(v).all() else 0.0
         for name, v in scalars.items()
         if len(v) < 4 or (v != v[0, 0]).any()
     }
 
 
-def _least_size(stop: Stop, scalars: Mapping[str, np.ndarray]) -> tuple[float, str]:
+def _least_size(stop: Stop, scalars: Mapping[str, np.ndarray], tours: Tensor | None) -> tuple[float, str]:
     """The size that the rule compares, and a line for the log; an error if the run could never stop."""
-    sizes = effective_sizes(scalars)
+    sizes = effective_sizes(scalars, tours)
     constant = ", ".join(name for name in scalars if name not in sizes)
     if not sizes:
         only_rule = not (stop.iterations or stop.seconds or stop.evaluations)
