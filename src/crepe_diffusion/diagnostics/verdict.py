@@ -39,9 +39,8 @@ RHAT_LOOK, RHAT_BAD = 1.01, 1.05
 RECENT_DRAWS = 100
 # A rejected row cuts the target off where the model or the reward fails; 1 % of them can move a mean by 0.1 sd.
 NONFINITE_BAD = 0.01
-# Few levels make short trips. A pair of 2 Lambda + 1 levels accepts half of its swaps; with four times as many levels a
-# trip takes four times as many iterations of the same cost, and single steps are noisier than blocks of them.
-TOO_MANY_LEVELS = 4.0
+# What a chain forgets, it forgets by trips through the ladder: the weight of a mode relaxes within one or two of them.
+FEW_TRIPS = 5
 # Draws of replicas that were never at the noise end are as good as the start they come from.
 FROM_THE_START = 0.1
 # Explorers may rest at the ends of the ladder (a masked state has few legal moves there), but not on half of it.
@@ -149,18 +148,26 @@ def _ladder(e: Evidence) -> Iterator[Finding]:
         )
 
 
-def _too_many(e: Evidence) -> Iterator[Finding]:
-    """Levels far beyond what the barrier asks for."""
-    n, wanted = e.diagnostics.n_levels, 2 * e.suggested_levels - 1
-    steps = (n - 1) * e.data.substeps
-    if not e.works_known or e.diagnostics.n_iterations < MIN_DRAWS or n <= TOO_MANY_LEVELS * e.suggested_levels:
+def _young(e: Evidence) -> Iterator[Finding]:
+    """Replicas have not made enough trips through the ladder to forget where they began."""
+    d = e.diagnostics
+    trips = d.round_trips() / (d.n_levels * d.n_chains)
+    if not e.works_known or d.n_iterations < MIN_DRAWS or trips >= FEW_TRIPS:
         return
-    substeps, trip = math.ceil(steps / (wanted - 1)), e.diagnostics.trip()
-    trips = f"a trip takes {_about(trip)} iterations" if math.isfinite(trip) else "no replica has made a trip yet"
+    n, few = d.n_levels, 2 * e.suggested_levels - 1
+    if n > few:
+        substeps = math.ceil((n - 1) * e.data.substeps / (few - 1))
+        advice = f"take {few} levels with {substeps} sub-steps each: as many steps of the network, and shorter trips"
+    elif trips:
+        advice = f"run {_about(d.n_iterations * FEW_TRIPS / trips)} iterations for {FEW_TRIPS} trips per replica"
+    else:
+        advice = "run longer"
     yield Finding(
         "look",
-        f"too many levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; {trips}",
-        f"take {wanted} levels with {substeps} sub-steps each: as many steps of the network, and shorter trips",
+        f"young: {trips:.2g} trips per replica through {n} levels in {d.n_iterations:,} iterations, where Lambda ~"
+        f" {e.barrier.value:.3g} asks for about {e.suggested_levels} levels; what the chain began with is forgotten"
+        f" after about {FEW_TRIPS}",
+        _longer(e, advice),
     )
 
 
@@ -296,7 +303,7 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _length,
     _nonfinite,
     _ladder,
-    _too_many,
+    _young,
     _start,
     _trips,
     _mixing,
@@ -305,7 +312,7 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _free_energy,
 )
 
-OF_EXCHANGE = (_ladder, _too_many, _start, _trips, _explorer, _free_energy)
+OF_EXCHANGE = (_ladder, _young, _start, _trips, _explorer, _free_energy)
 """Rules for samplers that exchange replicas between levels."""
 
 
