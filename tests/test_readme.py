@@ -31,7 +31,8 @@ def test_the_first_block_gives_the_tilted_law_by_both_methods(capsys: pytest.Cap
     truth, log_z = float(left / (left + other)), float((left + other).log())
     assert f"exactly {truth:.3f} and {log_z:.3f}" in BLOCKS[0]
     first, *results = capsys.readouterr().out.splitlines()
-    assert first == "ok" and len(results) == 2
+    assert first == "ok"
+    assert len(results) == 2
     for line in results:
         share, own = (cd.Estimate(float(a), float(b)) for a, b in re.findall(r"(\S+) \+- (\S+)", line))
         right(share, truth)
