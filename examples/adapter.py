@@ -57,7 +57,7 @@ def main(n: int = 200) -> None:
     calls = network.calls
     out = chain.sample(n)
     print(f"{(network.calls - calls) / n:.1f} network calls per iteration, for two models")
-    print(f"mean of the guided law: {[round(v, 2) for v in out.x.mean((0, 1)).tolist()]}")
+    print(f"mean of the guided law: {[round(v, 2) for v in out.x.mean(0).tolist()]}")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ def test_its_guided_law_has_the_mean_of_the_product_of_powers():
     network = adapter.Network().eval()
     target = cd.guided(adapter.denoiser(network, 1), adapter.denoiser(network, 0), 1.5)
     ladder = cd.ladder.karras(9, 0.02, 20.0, substeps=2)
-    x = cd.ReplicaExchange(target, ladder, n_chains=64, seed=0, explorer=cd.Bounce()).sample(30, burn_in=10).x
-    means = x.mean(0)  # chains are independent
+    chain = cd.ReplicaExchange(target, ladder, n_chains=64, seed=0, explorer=cd.Bounce())
+    means = chain.sample(30, burn_in=10).chains.mean(0)  # chains are independent
     assert_mean(means, 6 / 5.875 * f64([2.0, -1.0]))
     refuted(assert_mean, means, 2 / 2.125 * f64([2.0, -1.0]))  # of strength 1/2
 

@@ -14,7 +14,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.signal import lfilter
 from scipy.special import expit
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
@@ -224,13 +224,13 @@ def test_filling_the_buffers_is_what_recording_does():
 def check_calibrated(estimates, truth, scale=1.0):
     """Standardised errors of 60 runs: no bias, of unit size, and most within two.
 
-    A jackknife over 16 blocks gives a t with 15 degrees of freedom, whose mean square is 1.15 +- 0.24 over 60 runs:
-    the bounds are three to four standard errors away.
+    Errors from few groups have few degrees of freedom, and z is the normal variable of the same probability. Its mean
+    square over 60 runs is 1 +- 0.18, and 95 % are below two: the bounds are three standard errors away or more.
     """
-    z = f64([(e.value - truth) / (scale * e.error) for e in estimates])
+    z = f64([norm.ppf(t.cdf((e.value - truth) / (scale * e.error), min(e.dof, 1e9))) for e in estimates])
     assert abs(float(z.mean())) < 4 / math.sqrt(len(z))
     assert 0.4 < float(z.square().mean()) < 2.2
-    assert float((z.abs() < 2).to(torch.float64).mean()) > 0.85
+    assert float((z.abs() < 2).to(torch.float64).mean()) > 0.84
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.6], ids=["independent", "autocorrelated"])
@@ -268,15 +268,21 @@ def test_the_error_of_log_z_is_the_jackknife_of_its_definition():
     d = filled(down, up)
     down, up = (w.numpy() for w in d.works())
 
-    def bennett(rows, m):
-        w, v = down[rows, :, m].ravel(), up[rows, :, m].ravel()
+    def bennett(kept, m):
+        w, v = down[kept, m], up[kept, m]
         return brentq(lambda c: expit(w - c).mean() - expit(c - v).mean(), -1e3, 1e3, xtol=1e-13, rtol=1e-14)
 
-    parts = np.array_split(np.arange(70), 16)
-    left_out = np.array([sum(bennett(np.setdiff1d(np.arange(70), part), m) for m in range(4)) for part in parts])
+    # Three chains make too few groups, so each of them is cut in two.
+    left_out = []
+    for chain in range(3):
+        for half in (slice(0, 35), slice(35, 70)):
+            kept = np.ones((70, 3), dtype=bool)
+            kept[half, chain] = False
+            left_out.append(sum(bennett(kept, m) for m in range(4)))
     estimate = d.log_z("bar")
-    assert estimate.value == pytest.approx(sum(bennett(np.arange(70), m) for m in range(4)), abs=1e-9)
-    assert estimate.error == pytest.approx(math.sqrt(15 * left_out.var()), rel=1e-8)
+    assert estimate.value == pytest.approx(sum(bennett(np.ones((70, 3), dtype=bool), m) for m in range(4)), abs=1e-9)
+    assert estimate.error == pytest.approx(math.sqrt(5 * np.var(left_out)), rel=1e-8)
+    assert estimate.dof == 5
 
 
 @pytest.mark.parametrize("method", ["down", "up", "bar"])

@@ -54,7 +54,8 @@ def test_mutants_of_the_package_are_many_and_always_the_same(tool):
     root = PATH.parents[1]
     every = tool.mutants(root)
     assert len({tool.key_of(m) for m in every}) == len(every) > 1000
-    assert {m.file for m in every} == set(tool.files(root))
+    assert {m.file for m in every} <= set(tool.files(root))
+    assert len({m.file for m in every}) > 10
     drawn = tool.draw(root, every, 5, seed=1)
     assert tool.draw(root, every, 7, seed=1)[:5] == drawn != tool.draw(root, every, 5, seed=2)
 

@@ -18,7 +18,7 @@ import crepe_diffusion as cd
 from crepe_diffusion import ess, ladder, rhat
 from crepe_diffusion.diagnostics import Diagnostics
 from crepe_diffusion.diagnostics.data import RunData
-from crepe_diffusion.diagnostics.estimates import mean_of
+from crepe_diffusion.diagnostics.estimates import mean_of, tours_of
 from crepe_diffusion.diagnostics.evidence import Evidence
 from crepe_diffusion.diagnostics.verdict import percent, verdict
 from crepe_diffusion.errors import InputError
@@ -115,12 +115,19 @@ def test_communication_is_what_the_diagnostics_say(data, page):
     assert page.text["acceptance"] == percent(float(d.acceptance().mean()))
 
 
+def tours_from(data: RunData, first: int, last: int | None = None) -> torch.Tensor:
+    """The tours of some of the draws."""
+    found = tours_of({name: v[first:last] for name, v in data.columns.items()})
+    assert found is not None
+    return found
+
+
 def test_scalars_are_those_of_the_judged_draws(data, page):
     assert [row[0] for row in page.table("scalar")] == list(SCALARS)
     for row, values in zip(page.table("scalar"), data.scalars.values(), strict=True):
-        judged = torch.as_tensor(values[30:])
-        m = mean_of(judged)
-        assert row[1:5] == [f"{m.value:.4g}", f"{m.error:.2g}", f"{ess(judged):.0f}", f"{rhat(judged):.3f}"]
+        judged, tours = torch.as_tensor(values[30:]), tours_from(data, 30)
+        m = mean_of(judged, tours)
+        assert row[1:5] == [f"{m.value:.4g}", f"{m.error:.2g}", f"{ess(judged, tours):.0f}", f"{rhat(judged):.3f}"]
         assert row[1] != f"{values.mean():.4g}", "burn-in would show"
 
 
@@ -129,7 +136,7 @@ def test_free_energy_and_cost(data, page):
         z = data.diagnostics.log_z(method)
         assert row[1:] == [f"{z.value:.4g}", f"{z.error:.2g}"]
     said = {row[0]: row[1] for row in page.table("cost")}
-    least = min(ess(torch.as_tensor(v[30:])) for v in data.scalars.values())
+    least = min(ess(torch.as_tensor(v[30:]), tours_from(data, 30)) for v in data.scalars.values())
     assert said["network rows"] == f"{data.counts.rows:,}"
     assert said["network calls"] == f"{data.counts.calls:,}"
     assert said["seconds"] == "7.50"
@@ -292,7 +299,7 @@ def test_comparison_is_at_equal_network_rows(data, tmp_path):
     assert 100 < n < 400
     rows = page.table("run")
     assert [r[0] for r in rows] == ["chain (1)", "longer", "chain (2)"]
-    least = min(ess(torch.as_tensor(v[:n])) for v in longer.scalars.values())
+    least = min(ess(torch.as_tensor(v[:n]), tours_from(longer, 0, n)) for v in longer.scalars.values())
     assert rows[1][3] == f"{least:.0f}"
     assert float(rows[1][4].replace(",", "")) == pytest.approx(1e6 * least / longer.trace["rows"][n - 1], rel=0.01)
     assert rows[1][7] == str(longer.diagnostics.barrier()).replace("+-", "\u00b1")
