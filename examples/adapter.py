@@ -4,7 +4,8 @@
     y = x / sqrt(abar) = x_0 + sigma eps              what this library runs, sigma = sqrt((1 - abar) / abar)
     D(y, sigma, label) = y - sigma * eps(x, time, label)
 
-Run it with `python examples/adapter.py`. Only `denoiser` is the adapter; the network stands for a checkpoint of yours.
+Only `denoiser` is the adapter; the network stands for a checkpoint of yours. `experiment` is for files such as
+`adapter.toml`. Run it: `python examples/adapter.py`, or `crepe-diffusion run examples/adapter.toml --out runs/adapter`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import crepe_diffusion as cd
+from crepe_diffusion.run import Experiment
 
 MEANS = torch.tensor([[0.0, 0.0], [2.0, -1.0], [-1.0, 1.5]])  # class 0 stands for "no class"
 STDS = torch.tensor([2.0, 0.5, 0.8])
@@ -48,15 +50,21 @@ def denoiser(network: Network, label: int) -> cd.models.Denoiser:
     return cd.models.Denoiser(denoise, event_shape=(2,), condition=torch.tensor(label), dtype=torch.float64)
 
 
-def main(n: int = 200) -> None:
+def experiment(scale: float = 1.5, label: int = 1) -> Experiment:
+    """Guidance towards one class, for a configuration; a checkpoint would be loaded here."""
     network = Network().eval()
-    conditional, unconditional = denoiser(network, 1), denoiser(network, 0)
-    target = cd.guided(conditional, unconditional, scale=1.5)
+    target = cd.guided(denoiser(network, label), denoiser(network, 0), scale)
+    return Experiment(target, scalars={"x": lambda x: x[:, 0], "y": lambda x: x[:, 1]})
+
+
+def main(n_draws: int = 200) -> None:
+    network = Network().eval()
+    target = cd.guided(denoiser(network, 1), denoiser(network, 0), scale=1.5)
     ladder = cd.ladder.karras(9, sigma_min=0.05, sigma_max=20.0, substeps=2)
     chain = cd.ReplicaExchange(target, ladder, n_chains=4, seed=0)
     calls = network.calls
-    out = chain.sample(n)
-    print(f"{(network.calls - calls) / n:.1f} network calls per iteration, for two models")
+    out = chain.sample(n_draws)
+    print(f"{(network.calls - calls) / n_draws:.1f} network calls per iteration, for two models")
     print(f"mean of the guided law: {[round(v, 2) for v in out.x.mean(0).tolist()]}")
 
 

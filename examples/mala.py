@@ -2,7 +2,7 @@
 
     MALA   y = x + h S(x) + sqrt(2 h) xi,    log alpha = log pi_t(y) - log pi_t(x) + log q(x from y) - log q(y from x)
 
-Run it: `python examples/mala.py`.
+Run it: `python examples/mala.py`, or `crepe-diffusion run examples/mala.toml --out runs/mala`.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def variance_error(explorer: object, n_draws: int = 150) -> float:
     return float(chain.sample(n_draws, burn_in=20).x.var() / (0.5 / 2) - 1)
 
 
-def main() -> None:
+def main(n_draws: int = 150) -> None:
     print("relative error of a variance, standard error about 0.005")
     for explorer in (Mala(0.5), RandomBounce(2), cd.Langevin(5.0)):
-        print(f"{explorer!s:24}{variance_error(explorer):8.3f}")
+        print(f"{explorer!s:24}{variance_error(explorer, n_draws):8.3f}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A move, a reward and an annealing of one's own, named in `my_moves.toml` and nowhere else.
 
-crepe-diffusion run examples/my_moves.toml --out runs/mine
+Run it: `crepe-diffusion run examples/my_moves.toml --out runs/mine`.
 """
 
 from __future__ import annotations

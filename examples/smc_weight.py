@@ -2,6 +2,8 @@
 
 Cautious   gamma_m = p_m exp(share r_m) above level 0 and p_0 exp(r_0) at it
 Killing    particle i stays with probability w_i / max w, and is replaced by a draw from the weights otherwise
+
+Run it: `python examples/smc_weight.py`.
 """
 
 from __future__ import annotations
@@ -53,14 +55,14 @@ class Killing:
         return torch.where(stays, torch.arange(n), drawn), equal
 
 
-def main() -> None:
+def main(n_batches: int = 16) -> None:
     p = cd.models.GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
     target = p.tilt(lambda x: -x[:, 0])
     smc = cd.SMC(
         target,
         cd.ladder.karras(17, 0.05, 20.0),
         n_particles=64,
-        n_batches=16,
+        n_batches=n_batches,
         weight=Cautious(share=0.3),
         resampling=Killing(),
     )

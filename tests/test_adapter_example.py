@@ -58,5 +58,5 @@ def test_its_guided_law_has_the_mean_of_the_product_of_powers():
 
 
 def test_it_runs_as_it_is(capsys):
-    adapter.main(n=5)
+    adapter.main(n_draws=5)
     assert "2.0 network calls per iteration, for two models" in capsys.readouterr().out

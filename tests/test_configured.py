@@ -119,6 +119,14 @@ def test_nested_tables_make_nested_objects() -> None:
         configure({"kind": "gaussian", "information": {"kind": "gaussian-data", "roh": 2}}, "[sampler] process")
 
 
+def test_fields_of_a_base_class_are_checked_by_their_types() -> None:
+    """`zero_mean` is a field of another module's class than `Gaussian`, and so is a class in place of a word."""
+    with pytest.raises(cd.InputError, match="zero_mean must be a whole number, got 'first'"):
+        configure({"kind": "gaussian", "zero_mean": "first"}, "[sampler] process")
+    process = configure({"kind": "gaussian", "variance": "crepe_diffusion.processes:FisherTable"}, "process").value
+    assert process.variance is cd.processes.FisherTable
+
+
 def test_tables_are_merged_unless_their_kind_differs() -> None:
     defaults = {"n": 1, "explorer": {"kind": "bounce", "n_steps": 2}}
     assert merged(defaults, {"explorer": {"n_steps": 3}})["explorer"] == {"kind": "bounce", "n_steps": 3}

@@ -402,8 +402,10 @@ def _parameters(factory: Callable[..., Any], skip: int | Iterable[str]) -> dict[
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    # The fields of a dataclass are annotated in the modules of its bases, whose names its `__init__` does not have.
+    annotated = factory.__init__ if inspect.isclass(factory) and not dataclasses.is_dataclass(factory) else factory
     try:
-        return typing.get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+        return typing.get_type_hints(annotated)
     except (NameError, TypeError):  # names that only a type checker sees: nothing is checked then
         return {}
 
