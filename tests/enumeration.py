@@ -40,6 +40,18 @@ class Script(cd.Stream):
         p = log_p.clamp(max=0).exp()
         return self._draw(torch.stack([1 - p, p], dim=-1)).bool()
 
+    def order(self, chosen: Tensor) -> Tensor:
+        """One after the other: each of those that are left is as likely to be the next."""
+        rank, left = torch.zeros_like(chosen, dtype=torch.long), chosen.clone()
+        first = torch.zeros_like(chosen, dtype=torch.float64)
+        first[:, 0] = 1
+        for i in range(1, int(chosen.sum(1).max()) + 1):
+            p = torch.where(left.any(1, keepdim=True), left.double() / left.sum(1, keepdim=True).clamp(min=1), first)
+            following = self._draw(p)[:, None]
+            rank = torch.where(left & (torch.arange(left.shape[1]) == following), i, rank)
+            left = left & (rank == 0)
+        return rank
+
     def _draw(self, p: Tensor) -> Tensor:
         if self.position == len(self.outcomes):
             raise UnwrittenError(p)

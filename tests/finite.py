@@ -69,14 +69,19 @@ def tokens(
     substeps: int = 1,
     explorer: object = None,
     oracle: bool = False,
+    dependent: bool = False,
     prompt: Tensor | None = None,
+    at_once: int | None = None,
     **options: object,
 ) -> Toy:
-    """One position, or several independent ones (dependent ones with `oracle`): there the kernels are exact."""
+    """One position, or several, which are independent of each other unless `dependent`.
+
+    `at_once` is that of the masked process; `oracle` replaces ratios by exact densities.
+    """
     shape = (vocab,) * length
 
     def table(seed: int) -> Tensor:
-        if oracle or length == 1:
+        if dependent or length == 1:
             return random_table(shape, seed)
         parts = [random_table((vocab,), seed + 10 * i) for i in range(length)]
         joint = parts[0]
@@ -86,13 +91,15 @@ def tokens(
 
     p, q = (cd.models.TokenTable(table(seed), kind, prompt=prompt) for seed in (1, 2))
     target, exponents = build(p, q, task, reward_on_tokens)
-    log_probs = tuple(m.log_prob for m in target.models) if oracle else None
+    process = replace(p.process(), log_probs=tuple(m.log_prob for m in target.models) if oracle else None)
+    if kind == "masked":
+        process = replace(process, at_once=at_once)
     chain = cd.ReplicaExchange(
         target,
         cd.ladder.linear(n_levels, substeps=substeps),
         proposal=cd.Proposal(exponents=exponents),
         explorer=explorer,
-        process=replace(p.process(), log_probs=log_probs),
+        process=process,
         **options,
     )
     states = p.all_states()

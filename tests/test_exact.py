@@ -5,12 +5,11 @@ max |pi P - pi| <= 1e-12        for each parity, explorer, task and process, wit
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 import crepe_diffusion as cd
+from crepe_diffusion.processes import Evaluation, Masked
 from enumeration import violation
 from finite import TASKS, Toy, line, tokens
 
@@ -72,21 +71,72 @@ def test_prompt_stays():
     assert len(toy.states) == 3
 
 
+PAIR = {"vocab": 2, "length": 2, "dependent": True}
+
+
 @pytest.mark.parametrize("task", TASKS)
-def test_dependent_positions_with_exact_densities(task):
-    """Two dependent tokens that move at once: the factorised ratio is approximate, the exact density is not."""
-    assert worst(tokens("masked", task, vocab=2, length=2, oracle=True)) <= TOLERANCE
+@pytest.mark.parametrize("at_once", [None, 1, 2])
+def test_dependent_positions_with_exact_densities(task, at_once):
+    """Two dependent tokens: whatever the kernels, exact densities leave the target invariant."""
+    assert worst(tokens("masked", task, **PAIR, oracle=True, at_once=at_once)) <= TOLERANCE
 
 
-def test_dependent_positions_are_approximate_without_them():
-    """A broken twin: the same table through the factorised kernels must be seen to be off."""
-    toy = tokens("masked", "tempering", vocab=2, length=2, oracle=True)
-    toy.chain.evaluate.process = replace(toy.chain.evaluate.process, log_probs=None)
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_dependent_positions_are_approximate_where_they_change_together(at_once):
+    """A broken twin of the next test: both tokens at once, multiplied as if they were independent."""
+    assert worst(tokens("masked", "tempering", **PAIR, at_once=at_once)) > 1e-4
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("explorer", [None, cd.Bounce(), cd.SingleToken()], ids=name)
+def test_dependent_positions_are_exact_one_by_one(task, explorer):
+    n_levels = 3 if explorer is None else 2
+    assert worst(tokens("masked", task, **PAIR, n_levels=n_levels, explorer=explorer, at_once=1)) <= TOLERANCE
+
+
+def test_three_dependent_positions_and_a_prompt():
+    toy = tokens("masked", "everything", vocab=2, length=3, dependent=True, n_levels=2, at_once=1)
+    assert worst(toy) <= TOLERANCE
+    assert worst(tokens("masked", "everything", vocab=2, length=3, dependent=True, n_levels=2, at_once=2)) > 1e-4
+    prompt = torch.tensor([-1, 1, -1])
+    toy = tokens("masked", "everything", vocab=2, length=3, dependent=True, n_levels=3, at_once=1, prompt=prompt)
+    assert worst(toy) <= TOLERANCE
+
+
+@pytest.mark.parametrize("substeps", [2, 3])
+def test_substeps_make_no_difference_one_by_one(substeps):
+    toy = tokens("masked", "everything", **PAIR, n_levels=2, substeps=substeps, explorer=cd.Bounce(2), at_once=1)
+    assert worst(toy) <= TOLERANCE
+
+
+class InTheirOrder(Masked):
+    """A broken twin: down, positions are revealed from left to right; up, they are masked in random order."""
+
+    def turns(self, x, s, t, up, stream):
+        random = super().turns(x, s, t, up, stream)
+        return torch.where(up[:, None], random, (random > 0).cumsum(1) * (random > 0))
+
+
+class ReadTooEarly(Masked):
+    """A broken twin: on the way up, the conditional of a token is read at the state that still has it."""
+
+    def log_conditionals(self, seen, x, positions, chosen):
+        earlier = self.__dict__.pop("earlier", None)
+        if earlier is None:
+            copies = tuple(p.clone() for p in seen.predictions)
+            self.__dict__["earlier"] = Evaluation(copies, seen.drift.clone(), seen.reward)
+        return super().log_conditionals(earlier or seen, x, positions, chosen)
+
+
+@pytest.mark.parametrize("twin", [InTheirOrder, ReadTooEarly])
+def test_an_order_that_is_not_random_and_a_conditional_of_another_state_are_seen(twin):
+    toy = tokens("masked", "everything", **PAIR, at_once=1)
+    toy.chain.evaluate.process = twin(2, at_once=1)
     assert worst(toy) > 1e-4
 
 
 def test_metropolis_is_exact_for_dependent_positions():
     """Density ratios of single tokens are exact for any table, so exploration alone is invariant."""
-    toy = tokens("masked", "everything", vocab=2, length=2, oracle=True, explorer=cd.SingleToken())
+    toy = tokens("masked", "everything", **PAIR, oracle=True, explorer=cd.SingleToken())
     toy.chain.accept = lambda log_alpha, stream: torch.zeros_like(log_alpha, dtype=torch.bool)
     assert violation(toy.chain, toy.states, toy.log_pi, n=2) <= TOLERANCE

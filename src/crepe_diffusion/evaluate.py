@@ -87,13 +87,35 @@ class Evaluator:
         evaluations = [self._chunk(x[i : i + size], t[i : i + size], rewards) for i in range(0, len(x), size)]
         return evaluations[0] if len(evaluations) == 1 else Evaluation.cat(evaluations)
 
+    def known(self, x: Tensor, t: Tensor, seen: Evaluation, *, rewards: bool = True) -> Evaluation:
+        """The evaluation at time t of points whose predictions hold at all times: their rewards, and no network row."""
+        size = len(x) if self.micro_batch is None else self.micro_batch
+        rows = torch.arange(len(x), device=x.device)
+        values = [self._value(x[i], t[i], seen.rows(i), rewards) for i in rows.split(max(1, size))]
+        return Evaluation(seen.predictions, seen.drift, torch.cat(values) if values else seen.reward)
+
+    def _value(self, x: Tensor, t: Tensor, seen: Evaluation, rewards: bool) -> Tensor:
+        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        with torch.no_grad():
+            if rewards and self.rewards.blind:
+                value = self.rewards.value(self.rewards.blind, x, t, seen.predictions)
+                self.counts.rewards += len(x) * len(self.rewards.blind)
+        # A prediction that was not finite has been counted already.
+        return self._check(x, t, seen.predictions, value.where(seen.possible, IMPOSSIBLE), None)[1]
+
+    def _model_time(self, x: Tensor, t: Tensor) -> Tensor:
+        """The time that the models get, inside of what the ladder covers."""
+        t = self.process.model_time(x, t)
+        first = min([float(self.ladder.times[0]), *self.ladder.finish])
+        return t.clamp(first, float(self.ladder.times[-1]))
+
     def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> Evaluation:
         terms, n = self.rewards, len(x)
         guidance = None
         value = torch.zeros(n, dtype=torch.float64, device=x.device)
         with torch.set_grad_enabled(terms.through_networks):
             x_in = x.detach().requires_grad_() if terms.gradient else x
-            predictions = self.networks.predict(x_in, t)
+            predictions = self.networks.predict(x_in, self._model_time(x, t))
             self.counts.calls += self.networks.n_calls
             self.counts.rows += n * self.network_rows
             if terms.gradient:

@@ -15,11 +15,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from crepe_diffusion.batches import rows_like
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.processes import Coefficients, Evaluation
+from crepe_diffusion.processes.discrete import InTurn
 from crepe_diffusion.random import Stream
 
-__all__ = ["Path", "log_target_ratio", "log_work", "walk"]
+__all__ = ["Path", "denoise", "log_target_ratio", "log_work", "walk"]
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,18 @@ def walk(
 ) -> Path:
     """Every row takes `n_steps` sub-steps by the proposal: up (+1), down (-1), or stays and is evaluated again (0).
 
-    `index` counts times of the ladder. Costs `n_steps` evaluations per row, one batch per step. A row whose path met a
-    prediction that is not finite gets a log-work of NaN, which every kernel rejects.
+    `index` counts times of the ladder. Costs `n_steps` evaluations per row, one batch per step; where positions change
+    in turn, one per turn of a row, and one for a row that stays. A row whose path met a prediction that is not finite
+    gets a log-work of NaN, which every kernel rejects.
     """
     times, coefficients, process = evaluate.ladder.times.to(x.device), evaluate.coefficients, evaluate.process
     up, moving = direction > 0, direction != 0
+    if isinstance(process, InTurn):
+        end = index + n_steps * direction
+        s, t = times[torch.minimum(index, end)], times[torch.maximum(index, end)]
+        turns = process.turns(x, s, t, up, stream.at("turns"))
+        if turns is not None:
+            return _walk_in_turn(evaluate, process, x, seen, s, t, direction, turns, stream, end_rewards)
     start_reward = seen.reward
     models = torch.zeros(len(coefficients.target), len(x), dtype=torch.float64, device=x.device)
     proposal = torch.zeros(len(x), dtype=torch.float64, device=x.device)
@@ -94,3 +103,78 @@ def walk(
         models=models,
         proposal=proposal,
     )
+
+
+def _walk_in_turn(
+    evaluate: Evaluator,
+    process: InTurn,
+    x: Tensor,
+    seen: Evaluation,
+    s: Tensor,
+    t: Tensor,
+    direction: Tensor,
+    turns: Tensor,
+    stream: Stream,
+    end_rewards: bool,
+) -> Path:
+    """A walk from one end of (s, t) to the other on which positions change in their turns.
+
+    A conditional is read at the noisier end of its change, whichever way the row walks, so that the ratio belongs to the
+    path and not to its direction. Sub-steps in between would change neither the law of the path nor its ratio.
+    """
+    up, last, start, start_reward = direction > 0, turns.flatten(1).amax(1), x, seen.reward
+    # A row that stays may have been drawn again; one without weight may owe that to a prediction. Both are evaluated.
+    fresh = (direction == 0) | ((last == 0) & ~seen.possible)
+    seen = Evaluation(tuple(p.clone() for p in seen.predictions), seen.drift.clone(), seen.reward.clone())
+    log_p = torch.zeros(len(seen.predictions) + 1, len(x), dtype=torch.float64, device=x.device)
+    for turn in range(1, max(int(last.max()), int(fresh.any())) + 1):
+        positions, chosen = process.turn(turns, turn)
+        x_new = process.change(x, positions, chosen, process.at(seen.drift, positions), up, stream.at(turn))
+        falling = process.log_conditionals(seen, x_new, positions, chosen)
+        rows = ((last >= turn) | (fresh & (turn == 1))).nonzero()[:, 0]
+        seen_new = evaluate(x_new[rows], t[rows], rewards=False)
+        for old, new in zip(_parts(seen), _parts(seen_new), strict=True):
+            old.index_copy_(0, rows, new)
+        rising = process.log_conditionals(seen, x, positions, chosen)
+        log_p = log_p + torch.where(up, rising, falling)
+        log_p[:-1] = log_p[:-1].where(seen.possible | (last <= turn), torch.nan)
+        x = x_new
+    x_s, x_t = torch.where(rows_like(up, x), start, x), torch.where(rows_like(up, x), x, start)
+    log_p = (log_p + process.coin_ratio(x_s, x_t, s, t)).where(direction != 0, 0.0)
+    seen = evaluate.known(x, torch.where(up, t, s), seen, rewards=end_rewards)
+    return Path(
+        x=x if x is not start else x.clone(),
+        seen=seen,
+        reward_s=torch.where(up, start_reward, seen.reward),
+        reward_t=torch.where(up, seen.reward, start_reward),
+        models=process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(direction != 0, 0.0),
+        proposal=log_p[-1],
+    )
+
+
+def _parts(seen: Evaluation) -> tuple[Tensor, ...]:
+    return (*seen.predictions, seen.drift, seen.reward)
+
+
+def denoise(
+    evaluate: Evaluator, x: Shaped[Tensor, "rows *event"], s: float, t: float, stream: Stream
+) -> Shaped[Tensor, "rows *event"]:
+    """One plain step of every row from t down to s by the proposal, without a ratio.
+
+    Costs one evaluation per row; where positions change in turn, one per turn of a row.
+    """
+    process = evaluate.process
+    down = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    to, since = (torch.full((len(x),), time, dtype=torch.float64, device=x.device) for time in (s, t))
+    turns = process.turns(x, to, since, down, stream.at("turns")) if isinstance(process, InTurn) else None
+    if not isinstance(process, InTurn) or turns is None:
+        seen = evaluate(x, since, rewards=False)
+        return process.step(x, seen, to, since, down, stream, evaluate.coefficients)
+    last = turns.flatten(1).amax(1)
+    for turn in range(1, int(last.max()) + 1):
+        positions, chosen = process.turn(turns, turn)
+        rows = (last >= turn).nonzero()[:, 0]
+        drift = process.at(evaluate(x[rows], since[rows], rewards=False).drift, positions[rows])
+        log_q = torch.zeros(len(x), *drift.shape[1:], dtype=drift.dtype, device=x.device).index_copy_(0, rows, drift)
+        x = process.change(x, positions, chosen, log_q, down, stream.at(turn))
+    return x

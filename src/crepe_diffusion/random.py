@@ -84,6 +84,12 @@ class Stream:
         u = self.uniform(tuple(log_p.shape), device=log_p.device)
         return u.log() < log_p
 
+    def order(self, chosen: Tensor) -> Tensor:
+        """A uniformly random order of the true entries of each row (rows, n): their ranks 1, 2, ..., and 0 elsewhere."""
+        key = self.uniform(tuple(chosen.shape), device=chosen.device)
+        rank = torch.where(chosen, key, 2.0).argsort(1).argsort(1) + 1
+        return torch.where(chosen, rank, 0)
+
     def categorical(self, log_p: Tensor) -> Tensor:
         """Indices along the last axis, drawn from (unnormalised) log-probabilities in float64."""
         p = torch.softmax(log_p.to(torch.float64), dim=-1)

@@ -98,6 +98,10 @@ class Process(ABC):
         """The part of z inside the subspace on which the process lives."""
         return z
 
+    def model_time(self, x: Tensor, t: Tensor) -> Tensor:
+        """The time that the models get for a state x at time t, (rows,)."""
+        return t
+
     @abstractmethod
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """Draws from the law at the noise end, one per row of `like`."""
@@ -139,9 +143,13 @@ class Process(ABC):
     ) -> tuple[Tensor, Tensor]:
         """`L_j` as (models, rows) and `L_Q` as (rows,), summed over the event."""
         models, proposal = self.kernel_ratios(x_s, x_t, at_s, at_t, s, t, coefficients)
-        if self.log_probs is not None:
-            models = torch.stack([log_prob(x_s, s) - log_prob(x_t, t) for log_prob in self.log_probs])
-        return models, proposal
+        return self.known_ratios(models, x_s, x_t, s, t), proposal
+
+    def known_ratios(self, models: Tensor, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """`L_j` from the exact log-densities where they are known, and else the given ones, (models, rows)."""
+        if self.log_probs is None:
+            return models
+        return torch.stack([log_prob(x_s, s) - log_prob(x_t, t) for log_prob in self.log_probs])
 
     def step_ratios(
         self,

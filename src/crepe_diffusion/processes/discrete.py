@@ -28,9 +28,11 @@ from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream
 
-__all__ = ["Discrete", "Euler", "Masked", "TokenMoves", "Uniform"]
+__all__ = ["Discrete", "Euler", "InTurn", "Masked", "TokenMoves", "Uniform"]
 
 LOG_ZERO = float("-inf")
+MOST_TURNS = 128
+"""Positions change one by one up to this many of them: a descent then costs as many evaluations as there are tokens."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,46 @@ def _combined(predictions: tuple[Tensor, ...], weights: tuple[float, ...]) -> Te
     return torch.where(excluded, LOG_ZERO, total)
 
 
+class InTurn(Discrete):
+    """Discrete processes whose positions can change one after the other between two times.
+
+    Coins decide which positions change, and a uniformly random order decides when: they depend on no model, and the
+    order has the same probability both ways. At most `at_once` positions change in one turn.
+    """
+
+    @abstractmethod
+    def turns(self, x: Tensor, s: Tensor, t: Tensor, up: Tensor, stream: Stream) -> Tensor | None:
+        """In which turn each position changes, 0 for never, as (rows, positions); None if all change in one step."""
+
+    @abstractmethod
+    def change(
+        self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream
+    ) -> Tensor:
+        """Change the chosen ones of these positions (rows, k); `log_q` is the proposal's prediction there."""
+
+    @abstractmethod
+    def coin_ratio(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """What `log p_s(x_s) - log p_t(x_t)` of every model has besides the conditionals of its tokens, (rows,)."""
+
+    def turn(self, turns: Tensor, turn: int) -> tuple[Tensor, Tensor]:
+        """The positions that change in this turn, (rows, k), and which of them are meant: rows may have fewer."""
+        here = (turns == turn).int()
+        values, positions = here.topk(max(1, int(here.sum(1).max())), dim=1)
+        return positions, values.bool()
+
+    def at(self, log_p: Tensor, positions: Tensor) -> Tensor:
+        """Predictions `(rows, *event, V)` at these positions, (rows, k, V)."""
+        flat = log_p.flatten(1, -2)
+        return flat.gather(1, positions[..., None].expand(-1, -1, flat.shape[-1]))
+
+    def log_conditionals(self, seen: Evaluation, x: Tensor, positions: Tensor, chosen: Tensor) -> Tensor:
+        """Log-probability of the tokens that x has at the chosen positions: of each model, then of the proposal."""
+        tokens = x.flatten(1).gather(1, positions).clamp(max=self.vocab_size - 1)
+        index = positions * self.vocab_size + tokens
+        log_p = torch.stack([p.flatten(1).gather(1, index).to(torch.float64) for p in (*seen.predictions, seen.drift)])
+        return log_p.where(chosen, 0.0).sum(-1)
+
+
 class TokenMoves(ABC):
     """Processes that propose to change one token at one time: what `SingleToken` needs besides density ratios."""
 
@@ -194,17 +236,74 @@ def _position(x: Tensor, free: Tensor, stream: Stream) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Masked(Discrete, TokenMoves):
+class Masked(InTurn, TokenMoves):
     """Absorbing diffusion: a token turns into the mask, whose id is `vocab_size`.
+
+    `at_once` bounds how many positions change together on a walk, with an evaluation after each such change:
+
+    - `1`: the ratio of densities is exact by the chain rule, and a descent costs one evaluation per position;
+    - a larger number: fewer evaluations, and the tokens of one turn are multiplied as if they were independent;
+    - `None`: all positions that change between two times of the ladder;
+    - `"auto"`: 1 for up to 128 positions, beyond them so many that a descent takes about 128 turns.
+
+    Unless it is None, the models get the share of masked positions in place of the time. What is masked decides the law
+    of the tokens, and the time adds nothing, so a prediction holds at all times and is never evaluated twice.
 
     >>> process = Masked(vocab_size=3)
     >>> process.noising(torch.tensor([[0]]), torch.tensor([0.0]), torch.tensor([0.5])).exp().tolist()
     [[[0.5, 0.0, 0.0, 0.5]]]
     """
 
+    at_once: int | str | None = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        n = self.at_once
+        if n is not None and n != "auto" and (isinstance(n, (bool, str)) or int(n) != n or n < 1):
+            raise InputError(f'at_once must be a positive number of positions, "auto" or None, got {n!r}')
+
     @property
     def n_states(self) -> int:
         return self.vocab_size + 1
+
+    def most_at_once(self, n_positions: int) -> int:
+        """How many of so many free positions may change together."""
+        if self.at_once == "auto":
+            return max(1, -(-n_positions // MOST_TURNS))
+        return n_positions if self.at_once is None else int(self.at_once)
+
+    def model_time(self, x: Tensor, t: Tensor) -> Tensor:
+        if self.at_once is None:
+            return t
+        free = self.free(x).flatten(1)
+        return ((x == self.mask).flatten(1) & free).sum(1).to(t.dtype) / free.sum(1).clamp(min=1)
+
+    def turns(self, x: Tensor, s: Tensor, t: Tensor, up: Tensor, stream: Stream) -> Tensor | None:
+        if self.at_once is None:
+            return None
+        a_s, a_t = 1 - s, 1 - t
+        chance = torch.where(up, 1 - a_t / a_s, (a_s - a_t) / (1 - a_t))
+        may = self.free(x) & ((x == self.mask) != rows_like(up, x)) & rows_like(s != t, x)
+        coins = stream.at("coins").bernoulli(rows_like(chance.log(), x).where(may, LOG_ZERO)).flatten(1)
+        rank = stream.at("order").order(coins)
+        n = self.most_at_once(int(self.free(x[:1]).sum()))
+        return (rank + n - 1).div(n, rounding_mode="floor")
+
+    def change(
+        self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream
+    ) -> Tensor:
+        """Masked where `up`, elsewhere revealed as a token of the proposal."""
+        nothing = torch.full_like(log_q, LOG_ZERO)
+        nothing[..., 0] = 0
+        tokens = stream.categorical(torch.where((chosen & ~up[:, None])[..., None], log_q, nothing))
+        flat = x.flatten(1)
+        new = torch.where(up[:, None], self.mask, tokens)
+        return flat.scatter(1, positions, torch.where(chosen, new, flat.gather(1, positions))).reshape(x.shape)
+
+    def coin_ratio(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        certain = torch.zeros(1, dtype=torch.float64, device=x_s.device).expand(*x_s.shape, self.vocab_size)
+        each = self.log_ratio(x_s, x_t, certain, s, t)
+        return torch.where(self.free(x_s), each, 0.0).flatten(1).sum(1)
 
     @property
     def mask(self) -> int:

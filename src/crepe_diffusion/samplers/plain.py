@@ -14,6 +14,7 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError, StoppedError
 from crepe_diffusion.models import Model
+from crepe_diffusion.paths import denoise
 from crepe_diffusion.processes import Process
 from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
@@ -98,11 +99,8 @@ class Plain:
     def _descend(self, rows: int, stream: Stream, track: Track | None) -> Tensor:
         evaluate, times = self.evaluate, self.ladder.times
         x = evaluate.noise(stream.at("noise"), rows)
-        down = torch.zeros(rows, dtype=torch.bool)
         for i in range(len(times) - 1, 0, -1):
-            s, t = times[i - 1].expand(rows), times[i].expand(rows)
-            seen = evaluate(x, t, rewards=False)
-            x = evaluate.process.step(x, seen, s, t, down, stream.at(i), evaluate.coefficients)
+            x = denoise(evaluate, x, float(times[i - 1]), float(times[i]), stream.at(i))
             if track is not None and track.advance() and i > 1:
                 raise StoppedError(f"stopped {i - 1} steps before the data end: no draw is complete")
         return finish(evaluate, x, stream.at("finish"))

@@ -10,7 +10,8 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
-from crepe_diffusion.processes import Evaluation, GaussianData, Process
+from crepe_diffusion.paths import denoise
+from crepe_diffusion.processes import GaussianData, Process
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.information import fit_information
@@ -138,13 +139,7 @@ def part(snapshot: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
 
 def finish(evaluate: Evaluator, x: Tensor, stream: Stream) -> Tensor:
     """Plain denoising by the proposal from level 0 through the ladder's finishing times."""
-    ladder = evaluate.ladder
-    if not ladder.finish:
-        return x
-    times = torch.tensor([float(ladder.times[0]), *ladder.finish], dtype=torch.float64, device=x.device)
-    nobody = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    for i in range(len(ladder.finish)):
-        t, s = times[i].expand(len(x)), times[i + 1].expand(len(x))
-        seen: Evaluation = evaluate(x, t, rewards=False)
-        x = evaluate.process.step(x, seen, s, t, nobody, stream.at(i), evaluate.coefficients)
+    times = [float(evaluate.ladder.times[0]), *evaluate.ladder.finish]
+    for i in range(len(times) - 1):
+        x = denoise(evaluate, x, times[i + 1], times[i], stream.at(i))
     return x
