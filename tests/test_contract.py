@@ -22,7 +22,7 @@ from mala import Mala, RandomBounce
 import crepe_diffusion as cd
 from checks import refuted
 from crepe_diffusion.processes import Euler, EulerMaruyama, Gaussian, Masked, Process, Uniform
-from crepe_diffusion.processes.discrete import TokenMoves
+from crepe_diffusion.processes.discrete import InTurn, TokenMoves
 from crepe_diffusion.targets import Target
 
 MIXTURE = cd.models.GaussianMixture(
@@ -68,6 +68,7 @@ PROCESSES = {
     "Gaussian, known densities": Case(MIXTURE, Gaussian(log_probs=(MIXTURE.log_prob,))),
     "EulerMaruyama": Case(MIXTURE, EulerMaruyama(reference=0.8)),
     "Masked": Case(MASKED, Masked(3)),
+    "Masked, all at once": Case(MASKED, Masked(3, at_once=None)),
     "Uniform": Case(UNIFORM, Uniform(3)),
     "Euler, masked": Case(MASKED, Euler(base=Masked(3))),
     "Euler, uniform": Case(UNIFORM, Euler(base=Uniform(3))),
@@ -135,7 +136,12 @@ def test_control_off(case):
         models, proposal = right(self, *arguments)
         return 1.001 * models, proposal
 
-    refuted(check_control_off, replaced(case, kernel_ratios=kernel_ratios))
+    def log_conditionals(self, *arguments):
+        each = InTurn.log_conditionals(self, *arguments)
+        each[:-1] *= 1.001
+        return each
+
+    refuted(check_control_off, replaced(case, kernel_ratios=kernel_ratios, log_conditionals=log_conditionals))
 
 
 def steps(case, n=24):

@@ -12,7 +12,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import f64, refuted
-from crepe_diffusion.processes import Gaussian
+from crepe_diffusion.processes import Gaussian, Masked
 
 M = 4
 DATA = cd.models.GaussianMixture([0.4, 0.6], [[-1.0, 0.3], [1.5, -0.5]], [0.6, 0.4])
@@ -129,19 +129,72 @@ def test_explorers_cost_what_they_say(name):
     check_iterations(chain, [network], 3 * (M + 1) * (2 + cost), 2 + cost)
 
 
-@pytest.mark.parametrize("n_moves", [1, 3])
-def test_metropolis_costs_a_row_a_move(n_moves):
-    rows = []
+class Tokens:
+    """A model of four tokens that records the rows of each call, and the times that they get."""
 
-    def predict(x, t):
-        rows.append(len(x))
+    def __init__(self):
+        self.rows, self.times = [], []
+
+    def __call__(self, x, t):
+        self.rows.append(len(x))
+        self.times.append((x.clone(), t.clone()))
         return torch.full((*x.shape, 3), -1.0986, dtype=torch.float64)
 
-    model = cd.models.TokenModel(predict, (2,), 3, dtype=torch.float64)
-    chain = cd.ReplicaExchange(model**1.5, cd.ladder.linear(M + 1), explorer=cd.SingleToken(n_moves), n_chains=2)
-    rows.clear()
+    def model(self, prompt=None):
+        return cd.models.TokenModel(self, (4,), 3, dtype=torch.float64, prompt=prompt)
+
+
+@pytest.mark.parametrize("n_moves", [1, 3])
+def test_single_token_moves_cost_one_row_each(n_moves):
+    network = Tokens()
+    process = Masked(3, at_once=None)
+    options = {"process": process, "explorer": cd.SingleToken(n_moves), "n_chains": 2}
+    chain = cd.ReplicaExchange(network.model() ** 1.5, cd.ladder.linear(M + 1), **options)
+    network.rows.clear()
     chain.step()
-    assert rows == [2 * (M + 1)] * (1 + n_moves)
+    assert network.rows == [2 * (M + 1)] * (1 + n_moves)
+
+
+@pytest.mark.parametrize("levels", [3, 9, 33])
+@pytest.mark.parametrize("substeps", [1, 3])
+def test_a_descent_of_tokens_costs_one_row_per_token(levels, substeps):
+    """However many levels: SMC and the start of a chain evaluate the noise end, then each change of a token."""
+    times = cd.ladder.linear(levels, substeps=substeps)
+    network = Tokens()
+    cd.SMC(network.model(), times, n_particles=16).sample()
+    assert sum(network.rows) == 16 * (1 + 4)
+    network = Tokens()
+    chain = cd.ReplicaExchange(network.model(), times, n_chains=16)
+    assert sum(network.rows) == 16 * (1 + 4) == chain.evaluate.counts.rows
+    network = Tokens()
+    cd.Plain(network.model(), times).sample(16)
+    assert sum(network.rows) == 16 * 4
+    network = Tokens()
+    cd.SMC(network.model(torch.tensor([-1, 2, -1, -1])), times, n_particles=16).sample()
+    assert sum(network.rows) == 16 * (1 + 3)
+
+
+def test_an_iteration_of_tokens_costs_its_changes_and_its_idle_rows():
+    network, n = Tokens(), 16
+    chain = cd.ReplicaExchange(network.model() ** 1.5, cd.ladder.linear(4), n_chains=n, accept=always)
+    for _ in range(6):
+        before, level, rows = chain.state.x.clone(), chain.state.level, sum(network.rows)
+        chain.step()
+        idle = (chain.state.level == level).sum()  # all pairs swap, so who keeps its level had no partner
+        assert sum(network.rows) - rows == (chain.state.x != before).sum() + idle
+    assert sum(network.rows) == chain.evaluate.counts.rows
+
+
+def always(log_alpha, stream):
+    return torch.ones_like(log_alpha, dtype=torch.bool)
+
+
+def test_models_of_masked_tokens_get_the_share_of_masks_as_their_time():
+    network, prompt = Tokens(), torch.tensor([-1, 2, -1, -1])
+    chain = cd.ReplicaExchange(network.model(prompt) ** 1.5, cd.ladder.linear(5, 0.1, 0.95), explorer=cd.SingleToken())
+    chain.sample(5)
+    for x, t in network.times:
+        torch.testing.assert_close(t, ((x == 3).sum(1).double() / 3).clamp(0.1, 0.95))
 
 
 def test_the_fit_costs_its_samples_and_a_look():

@@ -119,8 +119,8 @@ def _walk_in_turn(
 ) -> Path:
     """A walk from one end of (s, t) to the other on which positions change in their turns.
 
-    A conditional is read at the noisier end of its change, whichever way the row walks, so that the ratio belongs to the
-    path and not to its direction. Sub-steps in between would change neither the law of the path nor its ratio.
+    A conditional is read at the noisier end of its change, whichever way the row walks, so that the ratio does
+    not depend on the direction. Sub-steps in between would change neither the law of the path nor its ratio.
     """
     up, last, start, start_reward = direction > 0, turns.flatten(1).amax(1), x, seen.reward
     # A row that stays may have been drawn again; one without weight may owe that to a prediction. Both are evaluated.

@@ -85,7 +85,7 @@ class Stream:
         return u.log() < log_p
 
     def order(self, chosen: Tensor) -> Tensor:
-        """A uniformly random order of the true entries of each row (rows, n): their ranks 1, 2, ..., and 0 elsewhere."""
+        """A uniformly random order of the true entries of each row: their ranks 1, 2, ..., and 0 elsewhere."""
         key = self.uniform(tuple(chosen.shape), device=chosen.device)
         rank = torch.where(chosen, key, 2.0).argsort(1).argsort(1) + 1
         return torch.where(chosen, rank, 0)

@@ -173,9 +173,7 @@ class InTurn(Discrete):
         """In which turn each position changes, 0 for never, as (rows, positions); None if all change in one step."""
 
     @abstractmethod
-    def change(
-        self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream
-    ) -> Tensor:
+    def change(self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream) -> Tensor:
         """Change the chosen ones of these positions (rows, k); `log_q` is the proposal's prediction there."""
 
     @abstractmethod
@@ -289,9 +287,7 @@ class Masked(InTurn, TokenMoves):
         n = self.most_at_once(int(self.free(x[:1]).sum()))
         return (rank + n - 1).div(n, rounding_mode="floor")
 
-    def change(
-        self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream
-    ) -> Tensor:
+    def change(self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream) -> Tensor:
         """Masked where `up`, elsewhere revealed as a token of the proposal."""
         nothing = torch.full_like(log_q, LOG_ZERO)
         nothing[..., 0] = 0
