@@ -1,0 +1,521 @@
+"""One pass before a chain: particles walk down all steps as SMC, and up again from the data end.
+
+    W_k   works of the paths from time k + 1 down to k, from particles weighted to pi_{k+1}
+    U_k   works of the paths from time k up to k + 1, from particles weighted to pi_k
+
+    acceptance of the block [a, b] = E min(1, exp(sum_k W_k - sum_k U_k))       over independent pairs, a <= k < b
+
+So one pass predicts every cut of the steps into levels. It also measures the Fisher information, log Z in both
+directions, and what the size of the steps does to log Z; and it leaves a weighted population at every time, from which
+replicas can start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.batches import IMPOSSIBLE
+from crepe_diffusion.diagnostics.estimates import Estimate
+from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
+from crepe_diffusion.evaluate import Counts, Evaluator
+from crepe_diffusion.models import Model
+from crepe_diffusion.paths import Path, log_work, walk
+from crepe_diffusion.processes import Evaluation, GaussianProcess, Process
+from crepe_diffusion.progress import Callback, Track
+from crepe_diffusion.proposals import Proposal
+from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.plan import Plan, plan
+from crepe_diffusion.samplers.resampling import Systematic
+from crepe_diffusion.samplers.setup import as_target, part, positive, prepare
+from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.targets import Target
+
+__all__ = ["Pilot", "Summary", "pilot"]
+
+RESAMPLE_BELOW = 0.5
+"""Particles are resampled where their effective number falls below this share of them."""
+
+FEATURES = 32
+"""Predictions are compared in so many random directions at most: distances are then right to about a quarter."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a chain keeps of the pilot that it started from: its numbers, and its particles at the data end.
+
+    `eve` (n,) is the particle at the noise end from which each one descends. Relatives are one cluster, whatever their
+    correlation, so that errors are those of clusters: `error^2 = sum_e (sum_{i in e} w_i (f_i - mean))^2`.
+    """
+
+    x: Tensor
+    log_weights: Tensor
+    eve: Tensor
+    log_z: dict[str, Estimate]
+    discretisation: Estimate
+    n_steps: int
+    rows: int
+
+    def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        """The target's mean of a scalar, (n, *event) to (n,), with its standard error."""
+        values = function(self.x)
+        if not isinstance(values, Tensor) or values.shape != (len(self.x),):
+            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(type(values).__name__)
+            raise InputError(f"a scalar must be one number per particle, shape ({len(self.x)},); got {got}")
+        w, values = self.log_weights.exp(), values.to(torch.float64)
+        value = float(w @ values)
+        return _clustered(value, w * (values - value), w, self.eve)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        numbers = [self.log_z[m] for m in METHODS] + [self.discretisation]
+        return {
+            "x": self.x,
+            "log_weights": self.log_weights,
+            "eve": self.eve,
+            "estimates": torch.tensor([(e.value, e.error, e.dof) for e in numbers], dtype=torch.float64),
+            "numbers": torch.tensor([self.n_steps, self.rows]),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> Summary:
+        *log_z, discretisation = (Estimate(*row) for row in state["estimates"].tolist())
+        n_steps, rows = state["numbers"].tolist()
+        by_method = dict(zip(METHODS, log_z, strict=True))
+        return cls(state["x"], state["log_weights"], state["eve"], by_method, discretisation, n_steps, rows)
+
+
+METHODS = ("down", "up", "bar")
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """What the pass found; make one by `pilot(target, steps)`, and print it.
+
+    Times are counted from the data end, `0..T`, for T steps and n particles:
+
+    - `x` (T + 1, n, *event) with `log_weights` and `eve` (T + 1, n): the population at every time, on its way down;
+    - `down` and `up` (T, n): the works of every step, each from the particle's own path. Where particles are
+      resampled, survivors keep their place, so that a row follows one path until it is replaced;
+    - `up_log_weights`, `up_eve` (T + 1, n): weights of the particles on their way up, which began at the data end;
+    - `features` (2, T + 1, n, f): predictions of both, to see which particles are alike;
+    - `discretisation`: how much too large log Z is because the steps are not small, to first order;
+    - `process`: the process with the measured information; `counts`: the cost of the pass, fit included.
+    """
+
+    target: Target = field(repr=False)
+    ladder: Ladder
+    process: Process
+    proposal: Proposal
+    x: Tensor = field(repr=False)
+    log_weights: Tensor = field(repr=False)
+    eve: Tensor = field(repr=False)
+    down: Tensor = field(repr=False)
+    up: Tensor = field(repr=False)
+    up_log_weights: Tensor = field(repr=False)
+    up_eve: Tensor = field(repr=False)
+    features: Tensor = field(repr=False)
+    discretisation: Estimate
+    counts: Counts
+
+    @property
+    def n(self) -> int:
+        """The number of particles."""
+        return self.x.shape[1]
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.down)
+
+    @property
+    def rows(self) -> int:
+        """Network rows that the pass has cost."""
+        return self.counts.rows
+
+    @property
+    def ess(self) -> Tensor:
+        """The effective number of particles at every time, (T + 1,), before resampling there."""
+        log_w = torch.cat([self.log_weights[1:] + self.down, self.log_weights[-1:]])
+        return 1 / (2 * log_w.log_softmax(1)).exp().sum(1)
+
+    def log_z(self, method: str = "bar") -> Estimate:
+        """log Z_0 / Z_M by `"down"` (as SMC), `"up"`, or `"bar"` (both, Bennett), with the error of Eves."""
+        check_choice("method", method, METHODS)
+        first, last = self.log_weights[-1].exp(), self.log_weights[0].exp()
+        if method == "down":
+            value = float((self.log_weights[1:] + self.down).logsumexp(1).sum())
+            change = _by_eve(last, self.eve[0]) - _by_eve(first, self.eve[-1])
+        elif method == "up":
+            value = -float((self.up_log_weights[:-1] - self.up).logsumexp(1).sum())
+            change = _by_eve(self.up_log_weights[-1].exp(), self.up_eve[-1]) - _by_eve(last, self.eve[0])
+        else:
+            value, change = self._bar()
+        return Estimate(value, float(change.norm()), _dof(last, self.eve[0]))
+
+    def _bar(self) -> tuple[float, Tensor]:
+        """The sum over steps of Bennett's c, where `E_down[f(c - W)] = E_up[f(U - c)]`, and each Eve's share in it."""
+        down, up = self.down.nan_to_num(nan=-math.inf), self.up.nan_to_num(nan=math.inf)
+        w, v = self.log_weights[1:].exp(), self.up_log_weights[:-1].exp()
+        finite = torch.cat([down, up], 1)
+        low = finite.where(finite.isfinite(), math.inf).amin(1) - 10
+        high = finite.where(finite.isfinite(), -math.inf).amax(1) + 10
+        for _ in range(100):
+            c = (low + high) / 2
+            more = (w * (down - c[:, None]).sigmoid()).sum(1) > (v * (c[:, None] - up).sigmoid()).sum(1)
+            low, high = torch.where(more, c, low), torch.where(more, high, c)
+        c = (low + high) / 2
+        a, b = (down - c[:, None]).sigmoid(), (c[:, None] - up).sigmoid()
+        slope = (w * a * (1 - a)).sum(1) + (v * b * (1 - b)).sum(1)
+        part_a = w * (a - (w * a).sum(1, keepdim=True)) / slope[:, None]
+        part_b = v * (b - (v * b).sum(1, keepdim=True)) / slope[:, None]
+        return float(c.sum()), _by_eve(part_a, self.eve[1:]) - _by_eve(part_b, self.up_eve[:-1])
+
+    @property
+    def summary(self) -> Summary:
+        """The part that a chain keeps."""
+        log_z = {method: self.log_z(method) for method in METHODS}
+        return Summary(
+            self.x[0], self.log_weights[0], self.eve[0], log_z, self.discretisation, self.n_steps, self.rows
+        )
+
+    def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        """The target's mean of a scalar at the data end, with its standard error."""
+        return self.summary.mean(function)
+
+    # -- what it is for ----------------------------------------------------------------------------------
+
+    def acceptance(self, ends: Sequence[int] | Tensor) -> Tensor:
+        """The predicted acceptance of the pairs of levels that stand at these times, one less than there are ends.
+
+        >>> from crepe_diffusion.models import GaussianMixture
+        >>> from crepe_diffusion.schedules import ladder
+        >>> p = GaussianMixture(weights=[1.0], means=[[0.0]], stds=[1.0])
+        >>> found = pilot(p, ladder.karras(9, 0.1, 10.0), n=16)
+        >>> bool((found.acceptance([0, 4, 8]) > 0.95).all())     # nothing is to be controlled
+        True
+        """
+        ends = [int(e) for e in ends]
+        if len(ends) < 2 or sorted(set(ends)) != ends or ends[0] < 0 or ends[-1] > self.n_steps:
+            raise InputError(f"ends must be increasing times between 0 and {self.n_steps}, got {ends}")
+        rates = []
+        for a, b in zip(ends[:-1], ends[1:], strict=True):
+            gap = self.down[a:b].sum(0)[:, None] - self.up[a:b].sum(0)[None]
+            alpha = gap.nan_to_num(nan=-math.inf).clamp(max=0).exp()
+            rates.append(self.log_weights[b].exp() @ alpha @ self.up_log_weights[a].exp())
+        return torch.stack(rates)
+
+    def plan(self) -> Plan:
+        """The cut of these steps into levels at which the exchange is predicted to give most for its rows."""
+        return plan(self)
+
+    def replicas(self, levels: Tensor, n_chains: int, stream: Stream) -> tuple[Tensor, Tensor]:
+        """Points (chains, levels, *event) to start from, and their Eves (chains, levels): resampled by weight.
+
+        A level whose time is none of the pilot's gets particles of the nearest time.
+        """
+        k = (self.ladder.times[None] - levels[:, None]).abs().argmin(1)
+        points, eves = [], []
+        for m, time in enumerate(k.tolist()):
+            order = stream.at(m, "order").uniform((n_chains,)).argsort()
+            u = (torch.arange(n_chains) + stream.at(m).uniform((1,))) / n_chains
+            cumulative = self.log_weights[time].exp().cumsum(0)
+            chosen = torch.searchsorted(cumulative, u * cumulative[-1], right=True).clamp(max=self.n - 1)[order]
+            points.append(self.x[time, chosen])
+            eves.append(self.eve[time, chosen])
+        return torch.stack(points, 1), torch.stack(eves, 1)
+
+    def __str__(self) -> str:
+        end = self.ess[0]
+        lines = [
+            f"pilot of {self.n} particles over {self.n_steps} steps: {self.rows:,} network rows",
+            f"  log Z            {self.log_z('bar')}   (down {self.log_z('down')}, up {self.log_z('up')})",
+            f"  step size        {self.discretisation} of log Z",
+            f"  effective        {float(end):.1f} particles at the data end, {float(self.ess.min()):.1f} at least",
+            str(self.plan()),
+        ]
+        return "\n".join(lines)
+
+    # -- to be kept --------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All of it but target, kind of process and proposal, as tensors."""
+        own = {name: getattr(self, name) for name in TENSORS}
+        d = self.discretisation
+        own["discretisation"] = torch.tensor([d.value, d.error, d.dof], dtype=torch.float64)
+        parts = {"ladder": self.ladder, "counts": self.counts, "process": self.process}
+        return own | {f"{name}.{key}": v for name, p in parts.items() for key, v in p.state_dict().items()}
+
+    @classmethod
+    def from_state_dict(
+        cls,
+        state: dict[str, Tensor],
+        target: Target | Model,
+        *,
+        process: Process | None = None,
+        proposal: Proposal | None = None,
+    ) -> Pilot:
+        """The pilot whose `state_dict` this is, made with the same target, process and proposal."""
+        target = as_target(target)
+        process = process or target.models[0].process()
+        if process.needs_fit():
+            process = process.restored(part(state, "process"))
+        return cls(
+            target=target,
+            ladder=Ladder.from_state_dict(part(state, "ladder")),
+            process=process,
+            proposal=proposal or Proposal(),
+            discretisation=Estimate(*state["discretisation"].tolist()),
+            counts=Counts.from_state_dict(part(state, "counts")),
+            **{name: state[name] for name in TENSORS},
+        )
+
+
+TENSORS = ("x", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features")
+
+
+def pilot(
+    target: Target | Model,
+    steps: Ladder | Sequence[float] | Tensor,
+    n: int = 64,
+    seed: int = 0,
+    *,
+    process: Process | None = None,
+    proposal: Proposal | None = None,
+    micro_batch: int | None = None,
+    nonfinite: str = "raise",
+    fit_samples: int | None = None,
+    progress: bool | None = None,
+    callback: Callback | None = None,
+) -> Pilot:
+    """Walk n particles down all steps and up again: `n (2 T + 1)` evaluations, plus those of the Fisher fit.
+
+    `steps` is a ladder, all of whose times are used whatever its levels, or its times. `fit_samples` are used where
+    the process needs its information measured; by default as many as give an isotropic one to 3 %.
+
+    >>> from crepe_diffusion.models import GaussianMixture
+    >>> from crepe_diffusion.schedules import ladder
+    >>> p = GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
+    >>> found = pilot(p ** 2.0, ladder.karras(17, 0.01, 20.0), n=32, fit_samples=64)
+    >>> found.rows == 2 + 64 * 17 + 32 * (2 * 16 + 1)
+    True
+    >>> found.plan().ladder.n_levels < 17
+    True
+    """
+    target, n = as_target(target), positive("n", n, 2)
+    steps = replace(steps, substeps=1) if isinstance(steps, Ladder) else Ladder(torch.as_tensor(steps))
+    process = process or target.models[0].process()
+    stream = Stream(seed)
+    evaluate = prepare(
+        target,
+        steps,
+        stream.at("setup"),
+        process=process,
+        proposal=proposal,
+        micro_batch=micro_batch,
+        nonfinite=nonfinite,
+        fit_samples=_enough(process, target) if fit_samples is None else fit_samples,
+    )
+    with Track(2 * (len(steps.times) - 1), "steps", progress, callback) as track:
+        found = _Pass(evaluate, n, stream, track)
+        down = found.walk_down()
+        up = found.walk_up()
+    return Pilot(
+        target=target,
+        ladder=steps,
+        process=evaluate.process,
+        proposal=evaluate.proposal,
+        x=torch.stack(down.x),
+        log_weights=torch.stack(down.log_weights),
+        eve=torch.stack(down.eve),
+        down=torch.stack(down.works),
+        up=torch.stack(up.works),
+        up_log_weights=torch.stack(up.log_weights),
+        up_eve=torch.stack(up.eve),
+        features=torch.stack([torch.stack(down.features), torch.stack(up.features)]),
+        discretisation=found.discretisation(),
+        counts=evaluate.counts.copy(),
+    )
+
+
+def _enough(process: Process, target: Target) -> int:
+    """Samples for a Fisher fit. The mean of n d squares has a relative error of sqrt(2 / (n d)): 3 % for 2,048."""
+    kind = process.to_measure()
+    if kind is None or not kind.is_isotropic or not isinstance(process, GaussianProcess):
+        return 256
+    return max(16, math.ceil(2048 / process.dimension(torch.Size(target.models[0].event_shape))))
+
+
+@dataclass
+class _Found:
+    """What is kept of a walk in one direction, from the data end."""
+
+    x: list[Tensor] = field(default_factory=list)
+    log_weights: list[Tensor] = field(default_factory=list)
+    eve: list[Tensor] = field(default_factory=list)
+    works: list[Tensor] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class _Particles:
+    """Particles at one time.
+
+    `coarser` (n,) is how much larger the models' ratio along each path would be with steps of double size; `before`
+    holds point, evaluation and ratio of the step that has no partner yet.
+    """
+
+    x: Tensor
+    seen: Evaluation
+    log_w: Tensor
+    eve: Tensor
+    coarser: Tensor
+    before: tuple[Tensor, Evaluation, Tensor] | None = None
+
+    def rows(self, index: Tensor, log_w: Tensor) -> _Particles:
+        before = self.before
+        if before is not None:
+            before = (before[0][index], before[1].rows(index), before[2][index])
+        x, seen, eve, coarser = self.x[index], self.seen.rows(index), self.eve[index], self.coarser[index]
+        return _Particles(x, seen, log_w, eve, coarser, before)
+
+
+class _Pass:
+    """The two walks; what they share is how particles are weighted, resampled and looked at."""
+
+    def __init__(self, evaluate: Evaluator, n: int, stream: Stream, track: Track):
+        self.evaluate, self.n, self.stream, self.track = evaluate, n, stream, track
+        self.times = evaluate.ladder.times
+        self.top = len(self.times) - 1
+        self.end: _Particles | None = None
+
+    def walk_down(self) -> _Found:
+        evaluate, n, found = self.evaluate, self.n, _Found()
+        x = evaluate.noise(self.stream.at("noise"), n)
+        seen = evaluate(x, self.times[-1:].expand(n))
+        zero = torch.zeros(n, dtype=torch.float64)
+        here = _Particles(x, seen, _normalised(seen.reward, self.top), torch.arange(n), zero)
+        self._keep(found, here, self.top)
+        for k in range(self.top - 1, -1, -1):
+            here, work = self._step(here, k + 1, -1)
+            found.works.append(work)
+            if k > 0:
+                here = self._resampled(here, self.stream.at("down", k))
+            self._keep(found, here, k)
+        self.end = here
+        for values in (found.x, found.log_weights, found.eve, found.works, found.features):
+            values.reverse()
+        return found
+
+    def walk_up(self) -> _Found:
+        assert self.end is not None, "particles walk down first"
+        found = _Found()
+        index, log_w = Systematic()(self.end.log_w[None], self.stream.at("up"))
+        here = self.end.rows(index[0], log_w[0])
+        self._keep(found, here, 0)
+        for k in range(self.top):
+            here, work = self._step(here, k, 1)
+            found.works.append(work)
+            if k < self.top - 1:
+                here = self._resampled(here, self.stream.at("up", k))
+            self._keep(found, here, k + 1)
+        return found
+
+    def discretisation(self) -> Estimate:
+        """`log E[exp(coarser)]` over weighted paths: by how much log Z grows if all steps are of double size.
+
+        If the error of log Z is of first order in the size of a step, it is as large as this difference.
+        """
+        assert self.end is not None
+        w, eve = self.end.log_w.exp(), self.end.eve
+        ratio = self.end.coarser.exp()
+        mean = float(w @ ratio)
+        return _clustered(math.log(mean), w * (ratio / mean - 1), w, eve)
+
+    def _step(self, here: _Particles, k: int, direction: int) -> tuple[_Particles, Tensor]:
+        """One step from time k, and its work: the gain of weight on the way down, the loss on the way up."""
+        index = torch.full((self.n,), k)
+        branch = self.stream.at("walk", k, direction)
+        path = walk(self.evaluate, here.x, here.seen, index, torch.full((self.n,), direction), 1, branch)
+        work = log_work(path, self.evaluate.coefficients)
+        log_w = _normalised(here.log_w - direction * work, k + direction)
+        there = _Particles(path.x, path.seen, log_w, here.eve, here.coarser)
+        if direction < 0:
+            self._compare(here, path, there, k)
+        if self.track.advance():
+            raise StoppedError(f"stopped at time {k + direction} of {self.top}: the pilot needs both walks")
+        return there, work
+
+    def _compare(self, here: _Particles, path: Path, there: _Particles, k: int) -> None:
+        """Every second step: the models' ratio over two steps at once, less that of one by one; no evaluation."""
+        c = torch.tensor(self.evaluate.coefficients.target, dtype=torch.float64)
+        single = c @ path.models - path.proposal
+        if here.before is None:
+            there.before = (here.x, here.seen, single)
+            return
+        x, seen, first = here.before
+        s, t = self.times[k - 1].expand(self.n), self.times[k + 1].expand(self.n)
+        process, coefficients = self.evaluate.process, self.evaluate.coefficients
+        models, proposal = process.log_ratios(there.x, x, there.seen, seen, s, t, coefficients)
+        gain = c @ models - proposal - first - single
+        there.coarser = there.coarser + gain.where(there.log_w > -math.inf, 0.0)
+
+    def _resampled(self, here: _Particles, stream: Stream) -> _Particles:
+        if 1 / float((2 * here.log_w).exp().sum()) > RESAMPLE_BELOW * self.n:
+            return here
+        index, log_w = Systematic()(here.log_w[None], stream)
+        return here.rows(_in_place(index[0]), log_w[0])
+
+    def _keep(self, found: _Found, here: _Particles, k: int) -> None:
+        found.x.append(here.x)
+        found.log_weights.append(here.log_w)
+        found.eve.append(here.eve)
+        process, t = self.evaluate.process, self.times[k].expand(self.n)
+        predictions = process.expectation(here.x, t, here.seen.predictions, self.evaluate.coefficients)
+        flat = predictions.flatten(1).to(torch.float32)
+        if flat.shape[1] > FEATURES:
+            flat = flat @ self.stream.at("features").normal((flat.shape[1], FEATURES), dtype=torch.float32)
+        found.features.append(flat)
+
+
+def _normalised(log_w: Tensor, k: int) -> Tensor:
+    """Log-weights that sum to one; a path that is not possible has none."""
+    log_w = log_w.where(log_w > IMPOSSIBLE / 2, -math.inf)
+    if not bool((log_w > -math.inf).any()):
+        raise NonFiniteError(f"all weights of the pilot vanished at time {k}: use more particles")
+    return log_w.log_softmax(0)
+
+
+def _in_place(index: Tensor) -> Tensor:
+    """The same ancestors, in an order in which those that survive keep their place.
+
+    >>> _in_place(torch.tensor([0, 0, 2, 2])).tolist()
+    [0, 0, 2, 2]
+    >>> _in_place(torch.tensor([1, 1, 1, 3])).tolist()
+    [1, 1, 1, 3]
+    """
+    n = len(index)
+    copies = index.bincount(minlength=n)
+    out = torch.arange(n)
+    out[copies == 0] = torch.arange(n).repeat_interleave((copies - 1).clamp(min=0))
+    return out
+
+
+def _by_eve(values: Tensor, eve: Tensor) -> Tensor:
+    """Sums over all descendants of each particle at the noise end, (n,)."""
+    return torch.zeros(eve.shape[-1], dtype=torch.float64).index_add(0, eve.flatten(), values.flatten())
+
+
+def _dof(w: Tensor, eve: Tensor) -> float:
+    return max(1.0, 1 / float(_by_eve(w, eve).square().sum()) - 1)
+
+
+def _clustered(value: float, parts: Tensor, w: Tensor, eve: Tensor) -> Estimate:
+    """An error from what each Eve's descendants add; infinite where all descend from one."""
+    shares = float(_by_eve(w, eve).square().sum())
+    if shares > 1 - 1e-12:
+        return Estimate(value, math.inf, 1.0)
+    return Estimate(value, float(_by_eve(parts, eve).norm()) / math.sqrt(1 - shares), max(1.0, 1 / shares - 1))
