@@ -55,15 +55,16 @@ class Estimate:
 def tours(replica: Tensor, born: Tensor) -> Tensor:
     """A number for the tour of each draw, (draws, chains), from its replica and the iteration of its birth.
 
-    Draws of replicas that were never at the noise end (born at 0) are one tour per chain: all of them come from the
-    same start.
+    Draws of replicas that were never at the noise end of the chain are one tour if they come from the same start: from
+    one trajectory per chain (born at 0), or from one particle at the noise end of a pilot (born before, at -1 less the
+    number of the particle), whatever the chain.
 
     >>> tours(torch.tensor([[0], [0], [1]]), torch.tensor([[3], [3], [5]]))[:, 0].tolist()
     [0, 0, 1]
     """
     replica, born = torch.as_tensor(replica), torch.as_tensor(born)
     chain = torch.arange(born.shape[1]).expand_as(born)
-    key = torch.stack([chain, torch.where(born > 0, replica, -1), born], -1).reshape(-1, 3)
+    key = torch.stack([torch.where(born < 0, -1, chain), torch.where(born > 0, replica, -1), born], -1).reshape(-1, 3)
     return key.unique(dim=0, return_inverse=True)[1].reshape(born.shape)
 
 

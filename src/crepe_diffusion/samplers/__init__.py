@@ -2,7 +2,9 @@
 
 from crepe_diffusion.samplers.base import Column, Continuing, Info
 from crepe_diffusion.samplers.information import information_from_data
+from crepe_diffusion.samplers.pilot import Pilot, pilot
 from crepe_diffusion.samplers.plain import Plain
+from crepe_diffusion.samplers.plan import Plan
 from crepe_diffusion.samplers.replica_exchange import Exchange, ReplicaExchange
 from crepe_diffusion.samplers.resampling import Multinomial, Partial, Resampling, Residual, Stratified, Systematic
 from crepe_diffusion.samplers.result import Chains, Independent, Particles, Result
@@ -23,7 +25,9 @@ __all__ = [
     "Partial",
     "Particles",
     "PathWork",
+    "Pilot",
     "Plain",
+    "Plan",
     "ReplicaExchange",
     "Resampling",
     "Residual",
@@ -34,4 +38,5 @@ __all__ = [
     "Twisted",
     "Weight",
     "information_from_data",
+    "pilot",
 ]

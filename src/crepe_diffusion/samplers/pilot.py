@@ -188,6 +188,12 @@ class Pilot:
 
     # -- what it is for ----------------------------------------------------------------------------------
 
+    def check(self, target: Target | Model) -> None:
+        """Refuse a target that this pilot was not made for."""
+        target = as_target(target)
+        if target.models != self.target.models or target.exponents != self.target.exponents:
+            raise InputError(f"the pilot was made for exponents {self.target.exponents} of other models than {target!r}")
+
     def acceptance(self, ends: Sequence[int] | Tensor) -> Tensor:
         """The predicted acceptance of the pairs of levels that stand at these times, one less than there are ends.
 

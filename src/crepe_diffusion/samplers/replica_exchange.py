@@ -29,6 +29,7 @@ from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.base import Column, Info
+from crepe_diffusion.samplers.pilot import Pilot, Summary
 from crepe_diffusion.samplers.result import Chains
 from crepe_diffusion.samplers.setup import finish, packed, part, positive, prepare, prepare_again
 from crepe_diffusion.schedules import Ladder
@@ -64,6 +65,8 @@ class ReplicaExchange:
     - `explorer`: `Bounce()`, `Langevin()`, `SingleToken()` or None; `accept`: the rule for swaps;
     - `micro_batch`: the most network rows in one call; `nonfinite`: `"raise"` or `"reject"`;
     - `fit_samples`: samples for the Fisher variance, where the process needs it;
+    - `pilot`: a pass made by `cd.pilot`. Replicas start from its population at their level; process and proposal are
+      the pilot's unless given, and so is the ladder, by its plan. Its cost is part of the chain's counts;
     - `start`: the `snapshot()` of a chain to go on from, bit for bit. Its ladder replaces the given one.
 
     Per iteration and chain: `(M + 1) * K` rows of each network, one call per sub-step, plus the explorer's.
@@ -74,12 +77,16 @@ class ReplicaExchange:
     >>> chain = ReplicaExchange(p ** 2.0, ladder.karras(11, 0.01, 20.0), n_chains=2, seed=0)
     >>> chain.sample(20, burn_in=10).x.shape
     torch.Size([40, 1])
+    >>> from crepe_diffusion.samplers import pilot
+    >>> found = pilot(p ** 2.0, ladder.karras(17, 0.01, 20.0), n=32)
+    >>> ReplicaExchange(p ** 2.0, pilot=found, n_chains=2).ladder.n_levels < 17
+    True
     """
 
     def __init__(
         self,
         target: Target | Model,
-        ladder: Ladder,
+        ladder: Ladder | None = None,
         *,
         n_chains: int = 1,
         seed: int = 0,
@@ -90,8 +97,16 @@ class ReplicaExchange:
         micro_batch: int | None = None,
         nonfinite: str = "raise",
         fit_samples: int = 256,
+        pilot: Pilot | None = None,
         start: dict[str, Tensor] | None = None,
     ):
+        counts = None
+        if pilot is not None:
+            pilot.check(target)
+            process, proposal, counts = process or pilot.process, proposal or pilot.proposal, pilot.counts.copy()
+            ladder = pilot.plan().ladder if ladder is None else ladder
+        elif ladder is None:
+            raise InputError("give a ladder, such as ladder.karras(51), or a pilot, which plans one")
         self.n_chains, self.seed, self.stream = positive("n_chains", n_chains), seed, Stream(seed)
         self.explorer, self.accept = explorer, accept
         self.process, self.fit_samples = process, fit_samples
@@ -104,15 +119,20 @@ class ReplicaExchange:
             micro_batch=micro_batch,
             nonfinite=nonfinite,
             fit_samples=fit_samples,
+            counts=counts,
             start=start,
             check=self._check,
         )
+        self.started_from: Summary | None = None
         if start is not None:
             self._restore(start)
             return
         self.iteration = 0
-        self.state = self._initial()
-        self.diagnostics = Diagnostics(self.state.level)
+        if pilot is None:
+            self.state = self._initial()
+            self.diagnostics = Diagnostics(self.state.level)
+        else:
+            self._start_from(pilot)
         self.setup_evaluations = self.evaluate.counts.copy()
 
     # -- the algorithm -----------------------------------------------------------------------------------
@@ -287,10 +307,10 @@ class ReplicaExchange:
         state = {"x": self.state.x, "level": self.state.level, "iteration": torch.tensor(self.iteration)}
         state |= {f"seen.prediction.{j}": p for j, p in enumerate(seen.predictions)}
         state |= {"seen.drift": seen.drift, "seen.reward": seen.reward}
-        return packed(
-            self.evaluate,
-            {"": state, "diagnostics": self.diagnostics.state_dict(), "setup": self.setup_evaluations.state_dict()},
-        )
+        parts = {"": state, "diagnostics": self.diagnostics.state_dict(), "setup": self.setup_evaluations.state_dict()}
+        if self.started_from is not None:
+            parts["pilot"] = self.started_from.state_dict()
+        return packed(self.evaluate, parts)
 
     def _restore(self, start: dict[str, Tensor]) -> None:
         level, x = start["level"].clone(), start["x"].clone()
@@ -306,6 +326,8 @@ class ReplicaExchange:
         self.iteration = int(start["iteration"])
         self.diagnostics = Diagnostics.from_state_dict(part(start, "diagnostics"))
         self.setup_evaluations = Counts.from_state_dict(part(start, "setup"))
+        if summary := part(start, "pilot"):
+            self.started_from = Summary.from_state_dict(summary)
 
     def _check(self, evaluate: Evaluator) -> None:
         if self.explorer is not None:
@@ -325,6 +347,17 @@ class ReplicaExchange:
         seen = evaluate(self.state.x, ladder.levels[self.state.level.flatten()])
         self.evaluate, self.state = evaluate, State(self.state.x, seen, self.state.level)
         self.restart_diagnostics()
+
+    def _start_from(self, pilot: Pilot) -> None:
+        """Every replica is a particle of the pilot at its level, and the tours of its relatives are one tour."""
+        n, levels = self.n_chains, self.ladder.levels
+        x, eve = pilot.replicas(levels, n, self.stream.at("pilot"))
+        seen = self.evaluate(x.flatten(0, 1), levels.repeat(n))
+        self.state = State(x.flatten(0, 1), seen, torch.arange(len(levels)).expand(n, -1).clone())
+        self.diagnostics = Diagnostics(self.state.level)
+        below = self.state.level < len(levels) - 1
+        self.diagnostics.trips.born = torch.where(below, -1 - eve, self.diagnostics.trips.born)
+        self.started_from = pilot.summary
 
     def _initial(self) -> State:
         """Every chain denoises once by the proposal and leaves a replica at each level it passes.
