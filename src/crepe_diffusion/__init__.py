@@ -41,6 +41,7 @@ from crepe_diffusion.samplers import (
     Twisted,
     Weight,
     information_from_data,
+    pilot,
 )
 from crepe_diffusion.schedules import Ladder, anneal, ladder
 from crepe_diffusion.targets import Reward, Target, guided

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -178,9 +178,7 @@ class Pilot:
     def summary(self) -> Summary:
         """The part that a chain keeps."""
         log_z = {method: self.log_z(method) for method in METHODS}
-        return Summary(
-            self.x[0], self.log_weights[0], self.eve[0], log_z, self.discretisation, self.n_steps, self.rows
-        )
+        return Summary(self.x[0], self.log_weights[0], self.eve[0], log_z, self.discretisation, self.n_steps, self.rows)
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """The target's mean of a scalar at the data end, with its standard error."""
@@ -192,7 +190,10 @@ class Pilot:
         """Refuse a target that this pilot was not made for."""
         target = as_target(target)
         if target.models != self.target.models or target.exponents != self.target.exponents:
-            raise InputError(f"the pilot was made for exponents {self.target.exponents} of other models than {target!r}")
+            raise InputError(
+                f"the pilot was made for other models, or for the exponents {self.target.exponents} of these, not for"
+                f" {target.exponents}: make one for this target"
+            )
 
     def acceptance(self, ends: Sequence[int] | Tensor) -> Tensor:
         """The predicted acceptance of the pairs of levels that stand at these times, one less than there are ends.
@@ -208,7 +209,7 @@ class Pilot:
         if len(ends) < 2 or sorted(set(ends)) != ends or ends[0] < 0 or ends[-1] > self.n_steps:
             raise InputError(f"ends must be increasing times between 0 and {self.n_steps}, got {ends}")
         rates = []
-        for a, b in zip(ends[:-1], ends[1:], strict=True):
+        for a, b in pairwise(ends):
             gap = self.down[a:b].sum(0)[:, None] - self.up[a:b].sum(0)[None]
             alpha = gap.nan_to_num(nan=-math.inf).clamp(max=0).exp()
             rates.append(self.log_weights[b].exp() @ alpha @ self.up_log_weights[a].exp())
@@ -252,8 +253,12 @@ class Pilot:
         own = {name: getattr(self, name) for name in TENSORS}
         d = self.discretisation
         own["discretisation"] = torch.tensor([d.value, d.error, d.dof], dtype=torch.float64)
-        parts = {"ladder": self.ladder, "counts": self.counts, "process": self.process}
-        return own | {f"{name}.{key}": v for name, p in parts.items() for key, v in p.state_dict().items()}
+        parts = {
+            "ladder": self.ladder.state_dict(),
+            "counts": self.counts.state_dict(),
+            "process": self.process.state_dict(),
+        }
+        return own | {f"{name}.{key}": v for name, state in parts.items() for key, v in state.items()}
 
     @classmethod
     def from_state_dict(

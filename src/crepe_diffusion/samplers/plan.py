@@ -2,7 +2,7 @@
 
     rows per iteration   (M + 1) K          for M pairs of K sub-steps each
     tour                 the time that one arrival from the noise end spends at the data end, returns included
-    effective arrivals   (sum of tours)^2 / sum of their squares
+    effective arrivals   (sum of tours)^2 / sum of their squares, over those that began after the start
 
 Few levels make short trips but large works, which are refused more often. Many levels filter arrivals on their way, but
 single steps are noisier than sums of them. An arrival where the target favours it stays long, one where it does not is
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,19 +30,27 @@ __all__ = ["Cut", "Plan", "plan"]
 TOLERANCE = 0.05
 """Cuts whose number of steps in all differs by more than this share from the pilot's are not considered."""
 
-PLAYED, CHAINS = 800, 32
-"""Iterations and chains of a played exchange; the first quarter is dropped."""
+PLAYED, CHAINS = 256, 128
+"""Iterations and chains of a played exchange.
+
+It begins with the pilot's population, and only what has come from the noise end since counts: on many levels the first
+arrivals come late. The horizon is that of a run that costs four times as much as a pilot of 64 particles.
+"""
 
 NEAREST = 4
-"""A particle that turns around goes on as one of its so many nearest ones that walked the other way."""
+"""A particle that turns around goes on as one of so many nearest ones that walked the other way.
+
+With all of them instead of four, replicas would forget their mode wherever they turn: arrivals would then be as many as
+rejections alone allow, and effective arrivals two to four times too many.
+"""
 
 
 @dataclass(frozen=True)
 class Cut:
     """Predictions for M `pairs` of K `substeps` each.
 
-    `rejection` is `sum r`, `delay` is `sum r / (1 - r)`; `arrivals` and `effective` are per 1,000 network rows of one
-    model.
+    `rejection` is `sum r` and `delay` is `sum r / (1 - r)`. Per 1,000 network rows of one model, `arrivals` is what the
+    delay allows once trips have begun (`1 / (2 + 2 delay)` per iteration), `effective` what the played exchange gave.
     """
 
     pairs: int
@@ -63,8 +72,8 @@ class Plan:
     def __str__(self) -> str:
         head = "     pairs x sub-steps   sum r   sum r/(1-r)   arrivals   effective, per 1,000 rows"
         lines = [
-            f"  {'->' if c is self.best else '  '} {c.pairs:5d} x {c.substeps:<9d}   {c.rejection:5.2f}   {c.delay:11.2f}"
-            f"   {c.arrivals:8.2f}   {c.effective:9.2f}"
+            f"  {'->' if c is self.best else '  '} {c.pairs:5d} x {c.substeps:<9d}   {c.rejection:5.2f}"
+            f"   {c.delay:11.2f}   {c.arrivals:8.2f}   {c.effective:9.2f}"
             for c in self.cuts
         ]
         return "\n".join([head, *lines])
@@ -73,25 +82,24 @@ class Plan:
 def plan(pilot: Pilot) -> Plan:
     """Compare all cuts into blocks of equally many steps, or nearly so."""
     steps = pilot.n_steps
-    pairs = [m for m in range(1, steps + 1) if abs(m * round(steps / m) - steps) <= TOLERANCE * steps]
-    cuts = tuple(_predict(pilot, m) for m in pairs)
+    nearest = [(m, round(steps / m)) for m in range(1, steps + 1)]
+    exact = [(m, k) for m, k in nearest if m == round(steps / k) and abs(m * k - steps) <= TOLERANCE * steps]
+    cuts = tuple(_predict(pilot, m, k) for m, k in exact)
     best = max(cuts, key=lambda cut: cut.effective)
     positions = torch.linspace(0, steps, best.pairs + 1, dtype=torch.float64)
     return Plan(pilot.ladder.moved(positions, best.substeps), best, cuts)
 
 
-def _predict(pilot: Pilot, pairs: int) -> Cut:
+def _predict(pilot: Pilot, pairs: int, substeps: int) -> Cut:
     ends = torch.linspace(0, pilot.n_steps, pairs + 1).round().long()
-    substeps = round(pilot.n_steps / pairs)
     r = 1 - pilot.acceptance(ends)
-    arrivals, effective = _play(pilot, ends)
     cost = (pairs + 1) * substeps / 1000
     delay = float((r / (1 - r).clamp(min=1e-12)).sum())
-    return Cut(pairs, substeps, float(r.sum()), delay, arrivals / cost, effective / cost)
+    return Cut(pairs, substeps, float(r.sum()), delay, 1 / (2 + 2 * delay) / cost, _play(pilot, ends) / cost)
 
 
-def _play(pilot: Pilot, ends: Tensor) -> tuple[float, float]:
-    """Arrivals and effective arrivals per iteration and chain of an exchange whose replicas are the pilot's particles.
+def _play(pilot: Pilot, ends: Tensor) -> float:
+    """Effective arrivals per iteration and chain of an exchange whose replicas are the pilot's particles.
 
     A replica is a particle of the walk down or of the walk up, at the time of its level. It walks down with the works
     of a particle of the first kind, up with those of the second; one that turns around goes on as a particle of the
@@ -100,7 +108,7 @@ def _play(pilot: Pilot, ends: Tensor) -> tuple[float, float]:
     rng = np.random.default_rng(0)
     ends_list = ends.tolist()
     top, n = len(ends_list) - 1, pilot.n
-    blocks = list(zip(ends_list[:-1], ends_list[1:], strict=True))
+    blocks = list(pairwise(ends_list))
     down = torch.stack([pilot.down[a:b].sum(0) for a, b in blocks]).nan_to_num(nan=-math.inf).numpy()
     up = torch.stack([pilot.up[a:b].sum(0) for a, b in blocks]).nan_to_num(nan=math.inf).numpy()
     alike = [_alike(pilot.features[0, e], pilot.features[1, e]) for e in ends_list]
@@ -112,7 +120,7 @@ def _play(pilot: Pilot, ends: Tensor) -> tuple[float, float]:
     kind = np.zeros((CHAINS, top + 1), dtype=np.int64)
     slot = np.stack([np.searchsorted(c / c[-1], rng.random(CHAINS)).clip(max=n - 1) for c in cumulative], 1)
     tour = chains[:, None] * (top + 1) + np.arange(top + 1)
-    n_tours, burnt, seen = CHAINS * (top + 1), PLAYED // 4, []
+    n_tours, seen = CHAINS * (top + 1), []
     for i in range(PLAYED):
         # The noise end is drawn again: a new tour.
         slot[:, top] = np.searchsorted(cumulative[top] / cumulative[top, -1], rng.random(CHAINS)).clip(max=n - 1)
@@ -127,15 +135,15 @@ def _play(pilot: Pilot, ends: Tensor) -> tuple[float, float]:
             low = np.where(kind[:, m - 1] == 1, low, turned[0, m - 1, low, k[1]])
             accepted = np.log(rng.random(high.shape)) < down[m - 1, high] - up[m - 1, low]
             rows, cols = np.nonzero(accepted)
-            l = m[cols]
-            slot[rows, l - 1], slot[rows, l] = high[rows, cols], low[rows, cols]
-            kind[rows, l - 1], kind[rows, l] = 0, 1
-            tour[rows, l - 1], tour[rows, l] = tour[rows, l], tour[rows, l - 1]
-        if i >= burnt:
-            seen.append(tour[:, 0].copy())
-    lengths = np.unique(np.concatenate(seen), return_counts=True)[1].astype(float)
-    played = CHAINS * (PLAYED - burnt)
-    return len(lengths) / played, float(lengths.sum() ** 2 / (lengths**2).sum()) / played
+            above = m[cols]
+            slot[rows, above - 1], slot[rows, above] = high[rows, cols], low[rows, cols]
+            kind[rows, above - 1], kind[rows, above] = 0, 1
+            tour[rows, above - 1], tour[rows, above] = tour[rows, above], tour[rows, above - 1]
+        seen.append(tour[:, 0].copy())
+    number, lengths = np.unique(np.concatenate(seen), return_counts=True)
+    fresh = lengths[number >= CHAINS * (top + 1)].astype(float)
+    effective = float(fresh.sum() ** 2 / (fresh**2).sum()) if len(fresh) else 0.0
+    return effective / (CHAINS * PLAYED)
 
 
 def _alike(down: Tensor, up: Tensor) -> tuple[np.ndarray, np.ndarray]:

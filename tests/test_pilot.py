@@ -1,0 +1,199 @@
+"""The pilot against what is known: log Z, the acceptance of a run, the law from which replicas start, and its cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import crepe_diffusion as cd
+from checks import assert_mean, refuted
+from crepe_diffusion.diagnostics.estimates import tours
+from crepe_diffusion.errors import InputError, StoppedError
+from crepe_diffusion.samplers.setup import part
+
+DIM, STEPS = 4, 32
+MEANS = torch.zeros(2, DIM, dtype=torch.float64)
+MEANS[:, 0] = torch.tensor([-1.5, 1.5])
+MODEL = cd.models.GaussianMixture([0.7, 0.3], MEANS, [0.30, 0.20])
+TARGET = MODEL**2.0
+LADDER = cd.ladder.karras(STEPS + 1, 0.02, 10.0)
+# Exact densities leave only Monte Carlo error.
+EXACT = cd.processes.Gaussian(variance=0.3, log_probs=(MODEL.log_prob,))
+
+
+def integral(t: float) -> tuple[float, float]:
+    """log of the integral of p_t^2, and the share of the second mode in it, by hand: a square has three terms."""
+    log_terms, positive = [], []
+    for i in range(2):
+        for j in range(2):
+            v_i, v_j = (float(MODEL.eigenvalues[k, 0]) + t * t for k in (i, j))
+            gap = (MEANS[i] - MEANS[j]).square().sum().item()
+            log_n = -0.5 * DIM * math.log(2 * math.pi * (v_i + v_j)) - 0.5 * gap / (v_i + v_j)
+            log_terms.append(math.log(MODEL.weights[i] * MODEL.weights[j]) + log_n)
+            v = v_i * v_j / (v_i + v_j)
+            mean = v * float(MEANS[i, 0] / v_i + MEANS[j, 0] / v_j)
+            positive.append(0.5 * (1 + math.erf(mean / math.sqrt(2 * v))))
+    total = torch.tensor(log_terms, dtype=torch.float64)
+    return float(total.logsumexp(0)), float(total.softmax(0) @ torch.tensor(positive, dtype=torch.float64))
+
+
+LOG_Z = integral(0.02)[0] - integral(10.0)[0]
+SECOND = integral(0.02)[1]
+
+
+def second(x: torch.Tensor) -> torch.Tensor:
+    return (x[:, 0] > 0).double()
+
+
+@pytest.fixture(scope="module")
+def small() -> list[cd.Pilot]:
+    return [cd.pilot(TARGET, LADDER, n=32, seed=seed, process=EXACT) for seed in range(24)]
+
+
+@pytest.fixture(scope="module")
+def large() -> list[cd.Pilot]:
+    return [cd.pilot(TARGET, LADDER, n=512, seed=seed, process=EXACT) for seed in range(6)]
+
+
+def test_z_is_unbiased_and_its_errors_are_honest(small):
+    """The mean of `exp(log Z)` over small pilots, and the spread of log Z in units of its stated errors."""
+    assert_mean(torch.tensor([math.exp(p.log_z("down").value - LOG_Z) for p in small]), 1.0, z=4)
+    # The mean of the works, instead of the log of the mean of their exponentials.
+    broken = [float(p.down.sum(0).mean()) for p in small]
+    refuted(assert_mean, torch.tensor(broken).sub(LOG_Z).exp(), 1.0, z=4)
+    for method in ("down", "up", "bar"):
+        z = [(p.log_z(method).value - LOG_Z) / p.log_z(method).error for p in small]
+        assert sum(abs(v) < 3 for v in z) >= 21, method
+
+
+def test_all_three_estimates_of_log_z_agree_with_the_truth(large):
+    for method in ("down", "up", "bar"):
+        assert_mean(torch.tensor([p.log_z(method).value for p in large]), LOG_Z + torch.zeros(()), z=5)
+    assert max(p.log_z().error for p in large) < 0.15
+    with pytest.raises(InputError, match="'down', 'up', 'bar'"):
+        large[0].log_z("forward")
+
+
+def test_means_at_the_data_end_cover_the_truth(small):
+    estimates = [p.mean(second) for p in small]
+    assert sum(abs(e.value - SECOND) < 3 * e.error for e in estimates) >= 21
+    assert_mean(torch.tensor([e.value for e in estimates]), SECOND, z=4)
+
+
+def predicted_as_measured(pilots: list[cd.Pilot], measured: torch.Tensor, substeps: int) -> None:
+    """To four standard errors: the spread of pilots, and 0.4 % of a run for 256 chains x 20 meetings."""
+    predicted = torch.stack([p.acceptance(range(0, STEPS + 1, substeps)) for p in pilots])
+    error = (predicted.var(0) / len(pilots) + 0.004**2).sqrt()
+    assert bool(((predicted.mean(0) - measured).abs() < 4 * error).all())
+
+
+@pytest.mark.parametrize("substeps", [1, 4])
+def test_acceptance_of_any_cut_is_predicted(large, substeps):
+    """Measured on many short chains that start from the right law; with the weights ignored the prediction is off."""
+    ladder = cd.ladder.karras(STEPS // substeps + 1, 0.02, 10.0, substeps=substeps)
+    chain = cd.ReplicaExchange(TARGET, ladder, n_chains=256, seed=3, pilot=large[0])
+    for _ in range(40):
+        chain.step()
+    measured = chain.diagnostics.acceptance()
+    predicted_as_measured(large, measured, substeps)
+    flat = torch.full_like(large[0].log_weights, -math.log(large[0].n))
+    ignored = [replace(p, log_weights=flat, up_log_weights=flat) for p in large]
+    refuted(predicted_as_measured, ignored, measured, substeps)
+
+
+def test_replicas_start_from_the_law_of_their_level(large):
+    """At iteration 1 the data end has the target's law; replicas that start from one trajectory do not."""
+
+    def right(chain: cd.ReplicaExchange, error: float) -> None:
+        chain.step()
+        share = float(second(chain.output()).mean())
+        assert abs(share - SECOND) < 4 * math.hypot(error, math.sqrt(SECOND * (1 - SECOND) / chain.n_chains))
+
+    pilot, ladder = large[1], cd.ladder.karras(5, 0.02, 10.0, substeps=8)
+    right(cd.ReplicaExchange(TARGET, ladder, n_chains=512, pilot=pilot), pilot.mean(second).error)
+    refuted(right, cd.ReplicaExchange(TARGET, ladder, n_chains=512, process=EXACT), pilot.mean(second).error)
+
+
+def test_replicas_are_tours_of_their_own_until_they_reach_the_noise_end(large):
+    pilot = large[0]
+    chain = cd.ReplicaExchange(TARGET, cd.ladder.karras(5, 0.02, 10.0, substeps=8), n_chains=3, pilot=pilot)
+    born = chain.diagnostics.trips.born
+    x, eve = pilot.replicas(chain.ladder.levels, 3, cd.Stream(0).at("pilot"))
+    assert (born[:, :-1] == -1 - eve[:, :-1]).all()
+    assert (born[:, -1] == 0).all()
+    assert (chain.state.x == x.flatten(0, 1)).all()
+    assert len(born[:, :-1].unique()) > 8, "different particles for different replicas"
+    replica, births = torch.tensor([[0, 1], [1, 1], [2, 0]]), torch.tensor([[-5, -5], [-6, 0], [0, 3]])
+    # One particle in two chains is one tour; births at 0 are one per chain, later ones one per replica.
+    label = tours(replica, births)
+    assert label[0, 0] == label[0, 1]
+    assert len(label.unique()) == 5
+
+
+def test_rows_are_counted_exactly():
+    p = cd.pilot(TARGET, LADDER, n=8, process=EXACT)
+    assert p.rows == 8 * (2 * STEPS + 1)
+    fitted = cd.pilot(TARGET, LADDER, n=8)
+    # Two rows try the models, 2,048 numbers make the information of one time.
+    assert fitted.rows == 2 + 2048 // DIM * (STEPS + 1) + 8 * (2 * STEPS + 1)
+    chain = cd.ReplicaExchange(TARGET, cd.ladder.karras(5, 0.02, 10.0, substeps=8), n_chains=3, pilot=fitted)
+    assert chain.evaluate.counts.rows == chain.setup_evaluations.rows == fitted.rows + 3 * 5
+
+
+def test_a_pilot_survives_its_state_dict(small):
+    fitted = cd.pilot(TARGET, LADDER, n=16, seed=5)
+    again = cd.Pilot.from_state_dict(fitted.state_dict(), TARGET)
+    assert str(again) == str(fitted)
+    chains = [cd.ReplicaExchange(TARGET, pilot=p, n_chains=2) for p in (fitted, again)]
+    draws = [chain.sample(5).x for chain in chains]
+    assert (draws[0] == draws[1]).all()
+
+
+def test_a_chain_keeps_its_pilot_in_its_snapshot(small):
+    chain = cd.ReplicaExchange(TARGET, pilot=small[0], n_chains=2, seed=2)
+    chain.sample(3)
+    snapshot = chain.snapshot()
+    assert "x" in part(snapshot, "pilot")
+    resumed = cd.ReplicaExchange(TARGET, chain.ladder, n_chains=2, seed=2, process=EXACT, start=snapshot)
+    assert resumed.started_from is not None
+    assert chain.started_from is not None
+    assert resumed.started_from.mean(second) == chain.started_from.mean(second) == small[0].mean(second)
+    assert resumed.started_from.log_z == chain.started_from.log_z
+    assert (chain.sample(3).x == resumed.sample(3).x).all()
+
+
+def test_the_plan_cuts_the_same_steps(large):
+    plan = large[0].plan()
+    assert plan.best.effective == max(c.effective for c in plan.cuts)
+    assert (plan.ladder.n_levels, plan.ladder.substeps) == (plan.best.pairs + 1, plan.best.substeps)
+    assert {(c.pairs, c.substeps) for c in plan.cuts} >= {(1, 32), (2, 16), (4, 8), (8, 4), (16, 2), (32, 1)}
+    assert all(a.rejection < b.rejection for a, b in zip(plan.cuts, plan.cuts[2:], strict=False))
+    if plan.best.pairs * plan.best.substeps == STEPS:
+        assert (plan.ladder.times == LADDER.times).all()
+
+
+def test_the_size_of_steps_is_seen_where_it_matters():
+    """It falls with the size of the steps."""
+
+    def size(n_steps: int) -> float:
+        steps = cd.ladder.karras(n_steps + 1, 0.02, 10.0)
+        found = [cd.pilot(TARGET, steps, n=256, seed=s, fit_samples=512).discretisation for s in range(3)]
+        return sum(e.value for e in found) / len(found)
+
+    assert abs(size(64)) < abs(size(16)) / 2
+
+
+def test_what_does_not_fit_is_refused(small):
+    with pytest.raises(InputError, match="make one for this target"):
+        cd.ReplicaExchange(MODEL**3.0, pilot=small[0])
+    with pytest.raises(InputError, match="or a pilot"):
+        cd.ReplicaExchange(TARGET)
+    with pytest.raises(InputError, match="between 0 and 32"):
+        small[0].acceptance([0, 33])
+    with pytest.raises(InputError, match="n must be"):
+        cd.pilot(TARGET, LADDER, n=1)
+    with pytest.raises(StoppedError):
+        cd.pilot(TARGET, LADDER, n=4, process=EXACT, callback=lambda p: p.done == 3)
