@@ -63,13 +63,14 @@ class RunData:
     @staticmethod
     def of(
         samples: Any,
-        chain: Any,
+        chain: Any = None,
         scalars: dict[str, Callable[[Tensor], Tensor]] | None = None,
         name: str = "chain",
     ) -> RunData:
-        """What `ReplicaExchange.sample` returned, and the sampler itself; without burn-in and trace."""
+        """What `ReplicaExchange.sample` returned; without burn-in and trace. The sampler adds the names of rewards."""
         functions = default_scalars(samples.x.shape[1:]) if scalars is None else scalars
         x = samples.chains
+        rewards = [] if chain is None else [{"name": r.name} for r in chain.target.rewards]
         return RunData(
             name=name,
             path=None,
@@ -78,12 +79,12 @@ class RunData:
             x=x.numpy(force=True),
             iteration=samples.iteration.numpy(force=True),
             target=np.zeros(len(x), dtype=np.int64),
-            targets=[{"from_iteration": 1, "rewards": [{"name": r.name} for r in chain.target.rewards]}],
+            targets=[{"from_iteration": 1, "rewards": rewards}],
             n_burnt=0,
             scalars={key: samples.scalar(f).numpy(force=True) for key, f in functions.items()},
             trace={},
-            levels=chain.ladder.levels.numpy(),
-            substeps=chain.ladder.substeps,
+            levels=samples.ladder.levels.numpy(),
+            substeps=samples.ladder.substeps,
             diagnostics=samples.diagnostics,
             counts=samples.evaluations,
             columns={"replica": samples.replica.numpy(force=True), "born": samples.born.numpy(force=True)},

@@ -9,15 +9,16 @@ speaks when chance cannot explain what it sees: a good run hears nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.diagnostics.evidence import DRIFT_Z, MIN_DRAWS, Evidence
 
-__all__ = ["LEVELS", "Verdict", "judge", "percent", "verdict"]
+__all__ = ["LEVELS", "Verdict", "judge", "judge_particles", "percent", "verdict"]
 
 LEVELS = ("ok", "look", "do not trust")
 
@@ -33,6 +34,10 @@ FEW_RESTARTS = 20
 TRIPS_SHARE, TRIPS_EACH = 1 / 3, 2
 # Standard error of a mean in standard deviations, 1 / sqrt(ESS): 0.1 for 100, 0.22 for 20.
 FEW_ESS, TINY_ESS = 100, 20
+# Clusters of particles that share the weight: an error from fewer is hardly known itself.
+FEW_CLUSTERS, TINY_CLUSTERS = 10, 3
+# Batches whose Z differ by more have probably not seen the largest one.
+LOG_Z_ERROR = 0.5
 # Vehtari et al. (2021) ask for 1.01; at 1.05 chains differ by about a third of a standard deviation.
 RHAT_LOOK, RHAT_BAD = 1.01, 1.05
 # After a change of target the first round trips still carry the old one.
@@ -76,9 +81,47 @@ def verdict(data: RunData) -> Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The same from evidence that somebody else also needs."""
+    """The same from evidence that is used elsewhere too."""
     rules = RULES if evidence.exchanges else [rule for rule in RULES if rule not in OF_EXCHANGE]
-    found = sorted((f for rule in rules for f in rule(evidence)), key=lambda f: -LEVELS.index(f.level))
+    return _gravest(f for rule in rules for f in rule(evidence))
+
+
+def judge_particles(shares: Sequence[float], kind: str, log_z: Estimate, sizes: Mapping[str, float]) -> Verdict:
+    """The verdict on weighted particles, from the share of the weight that each independent cluster of them has.
+
+    `kind` is what the clusters are, `sizes` the effective number of draws of each scalar.
+    """
+    return _gravest(_of_particles(np.asarray(shares), kind, log_z, sizes))
+
+
+def _of_particles(shares: np.ndarray, kind: str, log_z: Estimate, sizes: Mapping[str, float]) -> Iterator[Finding]:
+    count = 1 / float((shares**2).sum())
+    if count < FEW_CLUSTERS:
+        yield Finding(
+            "do not trust" if count < TINY_CLUSTERS else "look",
+            f"{count:.1f} of {len(shares)} {kind} count: the heaviest has {percent(float(shares.max()))} of the weight",
+            f"take about {_about(len(shares) * FEW_CLUSTERS / count)} {kind}, or more particles in each batch",
+        )
+    if log_z.error > LOG_Z_ERROR:
+        yield Finding(
+            "look",
+            f"log Z is {log_z}: batches differ so much that the best of them may not have been seen yet",
+            "take more particles in each batch, or a better proposal",
+        )
+    few = {name: n for name, n in sizes.items() if n < FEW_ESS}
+    if few:
+        name, n = min(few.items(), key=lambda item: item[1])
+        yield Finding(
+            "do not trust" if n < TINY_ESS else "look",
+            f"too few particles for {name}: {n:.0f} effective draws, so its mean is known to"
+            f" {1 / math.sqrt(max(n, 1)):.2f} standard deviations",
+            f"take {_about(FEW_ESS / max(n, 1))} times as many batches for {FEW_ESS} effective draws",
+        )
+
+
+def _gravest(findings: Iterable[Finding]) -> Verdict:
+    """All findings, the gravest first."""
+    found = sorted(findings, key=lambda f: -LEVELS.index(f.level))
     level = found[0].level if found else "ok"
     return Verdict(level, [f.reason for f in found], list(dict.fromkeys(f.advice for f in found)))
 

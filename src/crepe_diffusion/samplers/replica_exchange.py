@@ -200,6 +200,7 @@ class ReplicaExchange:
             replica=torch.cat([nothing, *(i.replica[None] for i in infos)]),
             born=torch.cat([nothing, *(i.born[None] for i in infos)]),
             diagnostics=self.diagnostics,
+            ladder=self.ladder,
         )
 
     # -- what is kept of it ------------------------------------------------------------------------------

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from crepe_diffusion.diagnostics import Diagnostics, Estimate, ess, rhat
+from crepe_diffusion.diagnostics import Diagnostics, Estimate, RunData, Verdict, ess, rhat, verdict
+from crepe_diffusion.diagnostics.data import default_scalars
 from crepe_diffusion.diagnostics.estimates import mean_of, tours
+from crepe_diffusion.diagnostics.verdict import judge_particles
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.evaluate import Counts
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.resampling import Systematic
+from crepe_diffusion.schedules import Ladder
 
 __all__ = ["Chains", "Function", "Independent", "Particles", "Result"]
 
@@ -66,6 +69,10 @@ class Result(ABC):
     def log_z(self) -> Estimate:
         """log Z_0 / Z_M, or NaN where the sampler has no estimate of it."""
 
+    @abstractmethod
+    def verdict(self, scalars: Mapping[str, Function] | None = None) -> Verdict:
+        """Whether to trust these draws, judged by some scalars of them; the first coordinates where none are given."""
+
     def values(self, function: Function) -> Tensor:
         """The scalar of each draw, (n,)."""
         values = function(self.x)
@@ -90,6 +97,7 @@ class Chains(Result):
     replica: Tensor
     born: Tensor
     diagnostics: Diagnostics
+    ladder: Ladder
 
     @property
     def n_chains(self) -> int:
@@ -123,6 +131,9 @@ class Chains(Result):
     def tours(self) -> Tensor:
         """The tour of each draw, (draws, chains): draws of one tour descend from one arrival at the noise end."""
         return tours(self.replica, self.born)
+
+    def verdict(self, scalars: Mapping[str, Function] | None = None) -> Verdict:
+        return verdict(RunData.of(self, scalars=None if scalars is None else dict(scalars)))
 
     def rhat(self, function: Function) -> float:
         """Rank-normalised split R-hat of a scalar."""
@@ -246,6 +257,12 @@ class Particles(Result):
         spread = float((without - without.mean()).square().sum()) if bool(shares.max() < 1) else math.inf
         return Estimate(value, math.sqrt((b - 1) / b * spread), max(1 / float(shares.square().sum()) - 1, 1.0))
 
+    def verdict(self, scalars: Mapping[str, Function] | None = None) -> Verdict:
+        chosen = default_scalars(tuple(self.x.shape[1:])) if scalars is None else scalars
+        shares = self._by_cluster(torch.ones(len(self.x), dtype=torch.float64)).tolist()
+        kind = "batches" if self.n_batches > 1 else "ancestors"
+        return judge_particles(shares, kind, self.log_z, {name: self.ess(f) for name, f in chosen.items()})
+
     def resampled(self, stream: Stream) -> Tensor:
         """Equally weighted draws (n, *event): from all batches by weight, or within each if they count equally."""
         log_w = self.weights.log()[None] if self.pool == "z" else self.log_weights
@@ -271,6 +288,9 @@ class Independent(Result):
 
     def ess(self, function: Function) -> float:
         return float(len(self.values(function)))
+
+    def verdict(self, scalars: Mapping[str, Function] | None = None) -> Verdict:
+        return Verdict("look", ["nothing corrects these draws, and nothing measures how far they are from the target"])
 
     @property
     def log_z(self) -> Estimate:
