@@ -62,7 +62,8 @@ class Case:
 
 PROCESSES = {
     "Gaussian, rho": Case(MIXTURE, Gaussian(variance=0.7)),
-    "Gaussian, isotropic": Case(MIXTURE, Gaussian()),
+    "Gaussian, isotropic": Case(MIXTURE, Gaussian(variance="fisher")),
+    "Gaussian, adaptive": Case(MIXTURE, Gaussian()),
     "Gaussian, diagonal": Case(MIXTURE, Gaussian(variance="fisher-diagonal")),
     "Gaussian, full (example)": Case(MIXTURE, Gaussian(variance=Full)),
     "Gaussian, known densities": Case(MIXTURE, Gaussian(log_probs=(MIXTURE.log_prob,))),

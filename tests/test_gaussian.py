@@ -184,7 +184,8 @@ MIXTURES = {
 }
 OTHERS = {n: cd.models.GaussianMixture([0.6, 0.4], STREAM.at("other", n).normal((2, n)), [0.9, 0.4]) for n in (1, 2, 5)}
 KERNELS = {
-    "fisher": Gaussian(),
+    "fisher": Gaussian(variance="fisher"),
+    "auto": Gaussian(),
     "fisher-diagonal": Gaussian(variance="fisher-diagonal"),
     "rho": Gaussian(variance=0.9),
     "ddpm": Gaussian(variance=0.0),

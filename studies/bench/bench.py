@@ -137,7 +137,8 @@ def build(case: Case) -> tuple[cd.ReplicaExchange, Network]:
     # A table such as a fit would leave, without the time of the fit.
     information = levels.times**2 / (levels.times**2 + DATA_SCALE**2)
     mean = torch.zeros(1, math.prod(model.event_shape), dtype=torch.float64)
-    process = cd.processes.Gaussian().fitted(FisherTable(levels.times, information[None, :, None], mean))
+    table = FisherTable(levels.times, information[None, :, None], mean)
+    process = cd.processes.Gaussian(variance="fisher").fitted(table)
     return cd.ReplicaExchange(target, levels, n_chains=case.n_chains, process=process), network
 
 

@@ -100,7 +100,7 @@ def run_chain(
     """
     chain = cd.ReplicaExchange(
         problem.target, problem.ladder(n_levels, substeps), n_chains=n_chains * n_groups, seed=seed,
-        process=process, proposal=proposal, explorer=explorer,
+        process=process or FISHER, proposal=proposal, explorer=explorer,
     )  # fmt: skip
     counts = chain.evaluate.counts
     initial = n_chains * n_groups * len(chain.ladder.times) * chain.evaluate.network_rows
@@ -118,6 +118,9 @@ def run_chain(
     )
 
 
+FISHER = Gaussian(variance="fisher")
+"""One variance for all coordinates: what every comparison here starts from."""
+
 # -- the four parts ------------------------------------------------------------------------------------------
 
 
@@ -127,7 +130,7 @@ def kernels(problem: Problem) -> Iterator[tuple[str, Process]]:
     assert isinstance(p, GaussianMixture)
     mean = p.weights @ p.means
     total = p.weights @ (p.eigenvalues + (p.means - mean) ** 2)
-    yield "Fisher", Gaussian()
+    yield "Fisher", FISHER
     if "stiff" in problem.name and problem.setting.dimension > 1:
         yield "Fisher, diagonal", Gaussian(variance="fisher-diagonal")
     yield "v = d", Gaussian(variance=math.inf)
@@ -239,7 +242,11 @@ def check_oracle(problem: Problem, effort: Effort, seed: int) -> Record:
     problem = Problem(problem.setting, problem.task)
     log_probs = tuple(m.log_prob for m in problem.target.models if isinstance(m, GaussianMixture))
     chain = cd.ReplicaExchange(
-        problem.target, problem.ladder(13, 2), n_chains=64, seed=seed, process=Gaussian(log_probs=log_probs)
+        problem.target,
+        problem.ladder(13, 2),
+        n_chains=64,
+        seed=seed,
+        process=Gaussian(variance="fisher", log_probs=log_probs),
     )
     out = chain.sample(effort.oracle_iterations, burn_in=effort.oracle_iterations // 3)
     return {
@@ -290,7 +297,7 @@ def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Re
         yield _versus(problem, f"SMC, {weights}" + (", batches of 64" if small else ""), errors, costs)
     errors, costs = [], []
     for i in range(effort.n_seeds * groups):
-        sampler = cd.Plain(problem.target, problem.ladder(n_levels), seed=seed + i)
+        sampler = cd.Plain(problem.target, problem.ladder(n_levels), seed=seed + i, process=FISHER)
         fit = sampler.evaluate.counts.rows
         x = sampler.sample(max(1, int((rows - fit) / ((n_levels - 1) * n_models)))).x
         errors.append(problem.mode_error(x))
@@ -313,7 +320,7 @@ def run_smc(
     n_batches, n = (n // batch, batch) if batch else (1, n)
     smc = cd.SMC(
         problem.target, problem.ladder(n_levels), n_particles=n, n_batches=n_batches * n_groups, weight=weight,
-        seed=seed, process=process,
+        seed=seed, process=process or FISHER,
     )  # fmt: skip
     fit = smc.evaluate.counts.rows
     out = smc.sample()

@@ -138,7 +138,7 @@ def _crepe(job: Job, target: cd.Target, n: int, verdict: Callable[[Tensor], Verd
         job.style.ladder(),
         n_chains=job.n_chains,
         seed=job.seed,
-        process=cd.processes.Gaussian() if job.isotropic else None,
+        process=cd.processes.Gaussian(variance="fisher") if job.isotropic else None,
         proposal=cd.Proposal(clip=job.style.clip),
         explorer=explorers[job.explorer],
         nonfinite="reject",

@@ -3,9 +3,18 @@
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.processes.discrete import Discrete, Euler, Masked, TokenMoves, Uniform
 from crepe_diffusion.processes.gaussian import EulerMaruyama, Gaussian, GaussianProcess
-from crepe_diffusion.processes.information import FisherTable, GaussianData, Information, Isotropic, Measured, Spectrum
+from crepe_diffusion.processes.information import (
+    Adaptive,
+    FisherTable,
+    GaussianData,
+    Information,
+    Isotropic,
+    Measured,
+    Spectrum,
+)
 
 __all__ = [
+    "Adaptive",
     "Coefficients",
     "Discrete",
     "Euler",

@@ -25,7 +25,15 @@ from torch import Tensor
 from crepe_diffusion.batches import block_rows, rows_like
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
-from crepe_diffusion.processes.information import FisherTable, GaussianData, Information, Isotropic, Measured, Spectrum
+from crepe_diffusion.processes.information import (
+    Adaptive,
+    FisherTable,
+    GaussianData,
+    Information,
+    Isotropic,
+    Measured,
+    Spectrum,
+)
 from crepe_diffusion.random import Stream
 
 __all__ = ["EulerMaruyama", "Gaussian", "GaussianProcess", "score_of"]
@@ -251,15 +259,17 @@ def _ratio(noising: Tensor, residual: Tensor, variance: Spectrum, up: Tensor, n:
 class Gaussian(GaussianProcess):
     """Exact noising with the Fisher variance on the way down: the default for Gaussian diffusions.
 
-    `variance` is `"fisher"` (measured before the run, isotropic), `"fisher-diagonal"` (one per coordinate), a subclass
-    of `Measured` (any other form, such as a full matrix), or a number `rho`: the information of Gaussian data of that
-    scale (0: DDPM posterior, inf: `v = d`). `information` is what was measured, or any `Information` to use as it is.
+    `variance` is measured before the run: `"auto"` (one per coordinate as far as they differ by more than the error of
+    measuring them; on a zero-mean subspace the same for all), `"fisher"` (the same for all coordinates),
+    `"fisher-diagonal"` (one per coordinate), or a subclass of `Measured` (any other form, such as a full matrix). Or it
+    is a number `rho`: the information of Gaussian data of that scale (0: DDPM posterior, inf: `v = d`).
+    `information` is what was measured, or any `Information` to use as it is.
 
     >>> Gaussian(variance=1.0).needs_fit(), Gaussian().needs_fit()
     (False, True)
     """
 
-    variance: str | float | type[Measured] = "fisher"
+    variance: str | float | type[Measured] = "auto"
     information: Information | None = None
 
     def __post_init__(self) -> None:
@@ -267,10 +277,10 @@ class Gaussian(GaussianProcess):
         if not isinstance(self.variance, (str, type)):
             object.__setattr__(self, "information", GaussianData(float(self.variance)))
             return
-        named = self.variance in ("fisher", "fisher-diagonal")
+        named = self.variance in ("auto", "fisher", "fisher-diagonal")
         if not named and not (isinstance(self.variance, type) and issubclass(self.variance, Measured)):
             raise InputError(
-                'variance must be "fisher", "fisher-diagonal", a subclass of Measured or a scale rho,'
+                'variance must be "auto", "fisher", "fisher-diagonal", a subclass of Measured or a scale rho,'
                 f" got {self.variance!r}"
             )
         if not self._kind.is_isotropic and self.zero_mean is not None:
@@ -282,6 +292,8 @@ class Gaussian(GaussianProcess):
     def _kind(self) -> type[Measured]:
         if isinstance(self.variance, type):
             return self.variance
+        if self.variance == "auto":
+            return Adaptive if self.zero_mean is None else Isotropic
         return FisherTable if self.variance == "fisher-diagonal" else Isotropic
 
     def to_measure(self) -> type[Measured] | None:
