@@ -10,7 +10,9 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_mean, refuted
+from crepe_diffusion.diagnostics import Estimate, RunData
 from crepe_diffusion.diagnostics.estimates import tours
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError, StoppedError
 from crepe_diffusion.samplers.setup import part
 
@@ -197,3 +199,37 @@ def test_what_does_not_fit_is_refused(small):
         cd.pilot(TARGET, LADDER, n=1)
     with pytest.raises(StoppedError):
         cd.pilot(TARGET, LADDER, n=4, process=EXACT, callback=lambda p: p.done == 3)
+
+
+def judged(start: StartingPass) -> cd.diagnostics.Verdict:
+    """The verdict on chains that are said to have started from this pass."""
+    chain = cd.ReplicaExchange(TARGET, cd.ladder.karras(5, 0.02, 10.0, substeps=8), n_chains=8, seed=1, process=EXACT)
+    data = RunData.of(replace(chain.sample(60, burn_in=10), started_from=start), chain, {"second": second})
+    return cd.verdict(data)
+
+
+def test_the_verdict_compares_chain_and_pilot(large):
+    start = large[0].summary
+    fair = replace(start, discretisation=Estimate(0.0, 0.01))
+    assert not any("starting pass" in reason or "size of the steps" in reason for reason in judged(fair).reasons)
+    # One mode is missing in the pass: the mean is off, and its error small.
+    missing = replace(fair, log_weights=(fair.log_weights - 1e3 * second(fair.x)).log_softmax(0))
+    found = judged(missing)
+    assert found.level == "do not trust"
+    assert any("disagree about second" in reason for reason in found.reasons)
+    off = {m: Estimate(z.value + 4.5 * math.hypot(z.error, 0.1), z.error) for m, z in fair.log_z.items()}
+    assert any("disagree about log Z" in reason for reason in judged(replace(fair, log_z=off)).reasons)
+    coarse = judged(replace(start, discretisation=Estimate(-3.0, 0.1)))
+    assert any("moves log Z by about -3" in reason for reason in coarse.reasons)
+    assert any("steps instead of 32" in advice for advice in coarse.advice)
+
+
+def test_a_run_keeps_what_it_started_from(tmp_path):
+    chain = cd.ReplicaExchange(TARGET, pilot=cd.pilot(TARGET, LADDER, n=16), n_chains=2, seed=2)
+    with cd.Run(tmp_path / "run", chain) as run:
+        run.run(iterations=6)
+    data = cd.read_run(tmp_path / "run")
+    assert data.started_from is not None
+    assert data.started_from.log_z == chain.started_from.log_z
+    chain.target = TARGET.tilt(lambda x: x[:, 0])
+    assert chain.started_from is None, "the pilot was made for another target"

@@ -14,7 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.diagnostics.exchange import Diagnostics
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts
 
@@ -31,7 +33,8 @@ class RunData:
     checkpoint, and they are None where nothing is exchanged. `trace` holds one row per recorded iteration: `iteration`,
     `seconds` and `rows` (both since the beginning), and for replica exchange `acceptance` (rows, pairs; the mean of
     min(1, alpha) over chains, NaN where a pair did not meet), `explored` (rows, levels), and `level` (rows, chains,
-    replicas) unless it would be large.
+    replicas) unless it would be large. `started_from` is the pass from which the chains started, if there was one, and
+    `starting_means` holds its means of the scalars, where these are known as functions.
     """
 
     name: str
@@ -50,6 +53,8 @@ class RunData:
     diagnostics: Diagnostics | None
     counts: Counts
     columns: dict[str, np.ndarray] = field(default_factory=dict)
+    started_from: StartingPass | None = None
+    starting_means: dict[str, Estimate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -69,7 +74,7 @@ class RunData:
     ) -> RunData:
         """What `ReplicaExchange.sample` returned; without burn-in and trace. The sampler adds the names of rewards."""
         functions = default_scalars(samples.x.shape[1:]) if scalars is None else scalars
-        x = samples.chains
+        x, start = samples.chains, samples.started_from
         rewards = [] if chain is None else [{"name": r.name} for r in chain.target.rewards]
         return RunData(
             name=name,
@@ -88,6 +93,8 @@ class RunData:
             diagnostics=samples.diagnostics,
             counts=samples.evaluations,
             columns={"replica": samples.replica.numpy(force=True), "born": samples.born.numpy(force=True)},
+            started_from=start,
+            starting_means={} if start is None else {key: start.mean(f) for key, f in functions.items()},
         )
 
     def to_xarray(self) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.files import ASIDE, DamagedError, digest, encode_json, publish_all, read_json, sync_directory
 from crepe_diffusion.samplers.base import Continuing
@@ -48,6 +49,9 @@ def reported(sampler: Continuing[Any]) -> dict[str, Tensor]:
     parts = {"ladder": sampler.ladder.state_dict(), "counts": sampler.evaluate.counts.state_dict()}
     if sampler.diagnostics is not None:
         parts["diagnostics"] = sampler.diagnostics.state_dict()
+    started_from: StartingPass | None = getattr(sampler, "started_from", None)
+    if started_from is not None:
+        parts["pilot"] = started_from.state_dict()
     return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
 

@@ -24,7 +24,7 @@ from crepe_diffusion.schedules import Ladder, ladder
 __all__ = ["Config", "Output", "Stop", "read_toml"]
 
 LADDERS = {name: getattr(ladder, name) for name in ("karras", "geometric", "linear")}
-MADE_BY_A_RUN = ("target", "ladder", "start")
+MADE_BY_A_RUN = ("target", "ladder", "pilot", "start")
 """Arguments of a sampler that have tables of their own, or come from a checkpoint."""
 
 

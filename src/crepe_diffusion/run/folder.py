@@ -15,6 +15,7 @@ import numpy as np
 
 from crepe_diffusion.diagnostics import Diagnostics
 from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts
 from crepe_diffusion.run import checkpoint, identity
@@ -152,6 +153,7 @@ def read_run(folder: str | Path) -> RunData:
         counts=Counts.from_state_dict(part("counts")),
         columns={name: v for name, v in draws.items() if name not in OWN and not name.startswith("scalars/")},
         notes=notes,
+        started_from=StartingPass.from_state_dict(part("pilot")) if part("pilot") else None,
     )
 
 

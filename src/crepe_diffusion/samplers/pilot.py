@@ -22,6 +22,7 @@ from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE
 from crepe_diffusion.diagnostics.estimates import Estimate
+from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, by_eve, clustered
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
@@ -32,11 +33,11 @@ from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.plan import Plan, plan
 from crepe_diffusion.samplers.resampling import Systematic
-from crepe_diffusion.samplers.setup import as_target, part, positive, prepare
+from crepe_diffusion.samplers.setup import as_target, finish, part, positive, prepare
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
 
-__all__ = ["Pilot", "Summary", "pilot"]
+__all__ = ["Pilot", "pilot"]
 
 RESAMPLE_BELOW = 0.5
 """Particles are resampled where their effective number falls below this share of them."""
@@ -46,72 +47,29 @@ FEATURES = 32
 
 
 @dataclass(frozen=True)
-class Summary:
-    """What a chain keeps of the pilot that it started from: its numbers, and its particles at the data end.
-
-    `eve` (n,) is the particle at the noise end from which each one descends. Relatives are one cluster, whatever their
-    correlation, so that errors are those of clusters: `error^2 = sum_e (sum_{i in e} w_i (f_i - mean))^2`.
-    """
-
-    x: Tensor
-    log_weights: Tensor
-    eve: Tensor
-    log_z: dict[str, Estimate]
-    discretisation: Estimate
-    n_steps: int
-    rows: int
-
-    def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
-        """The target's mean of a scalar, (n, *event) to (n,), with its standard error."""
-        values = function(self.x)
-        if not isinstance(values, Tensor) or values.shape != (len(self.x),):
-            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(type(values).__name__)
-            raise InputError(f"a scalar must be one number per particle, shape ({len(self.x)},); got {got}")
-        w, values = self.log_weights.exp(), values.to(torch.float64)
-        value = float(w @ values)
-        return _clustered(value, w * (values - value), w, self.eve)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        numbers = [self.log_z[m] for m in METHODS] + [self.discretisation]
-        return {
-            "x": self.x,
-            "log_weights": self.log_weights,
-            "eve": self.eve,
-            "estimates": torch.tensor([(e.value, e.error, e.dof) for e in numbers], dtype=torch.float64),
-            "numbers": torch.tensor([self.n_steps, self.rows]),
-        }
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> Summary:
-        *log_z, discretisation = (Estimate(*row) for row in state["estimates"].tolist())
-        n_steps, rows = state["numbers"].tolist()
-        by_method = dict(zip(METHODS, log_z, strict=True))
-        return cls(state["x"], state["log_weights"], state["eve"], by_method, discretisation, n_steps, rows)
-
-
-METHODS = ("down", "up", "bar")
-
-
-@dataclass(frozen=True)
 class Pilot:
     """What the pass found; make one by `pilot(target, steps)`, and print it.
 
     Times are counted from the data end, `0..T`, for T steps and n particles:
 
     - `x` (T + 1, n, *event) with `log_weights` and `eve` (T + 1, n): the population at every time, on its way down;
+    - `end` (n, *event): the particles at the data end, denoised through the ladder's finishing times;
     - `down` and `up` (T, n): the works of every step, each from the particle's own path. Where particles are
       resampled, survivors keep their place, so that a row follows one path until it is replaced;
     - `up_log_weights`, `up_eve` (T + 1, n): weights of the particles on their way up, which began at the data end;
     - `features` (2, T + 1, n, f): predictions of both, to see which particles are alike;
     - `discretisation`: how much too large log Z is because the steps are not small, to first order;
-    - `process`: the process with the measured information; `counts`: the cost of the pass, fit included.
+    - `process`: the process with the measured information, `given`: as it was before, None for the models' own;
+    - `counts`: the cost of the pass, fit included.
     """
 
     target: Target = field(repr=False)
     ladder: Ladder
     process: Process
+    given: Process | None = field(repr=False)
     proposal: Proposal
     x: Tensor = field(repr=False)
+    end: Tensor = field(repr=False)
     log_weights: Tensor = field(repr=False)
     eve: Tensor = field(repr=False)
     down: Tensor = field(repr=False)
@@ -148,10 +106,10 @@ class Pilot:
         first, last = self.log_weights[-1].exp(), self.log_weights[0].exp()
         if method == "down":
             value = float((self.log_weights[1:] + self.down).logsumexp(1).sum())
-            change = _by_eve(last, self.eve[0]) - _by_eve(first, self.eve[-1])
+            change = by_eve(last, self.eve[0]) - by_eve(first, self.eve[-1])
         elif method == "up":
             value = -float((self.up_log_weights[:-1] - self.up).logsumexp(1).sum())
-            change = _by_eve(self.up_log_weights[-1].exp(), self.up_eve[-1]) - _by_eve(last, self.eve[0])
+            change = by_eve(self.up_log_weights[-1].exp(), self.up_eve[-1]) - by_eve(last, self.eve[0])
         else:
             value, change = self._bar()
         return Estimate(value, float(change.norm()), _dof(last, self.eve[0]))
@@ -172,13 +130,15 @@ class Pilot:
         slope = (w * a * (1 - a)).sum(1) + (v * b * (1 - b)).sum(1)
         part_a = w * (a - (w * a).sum(1, keepdim=True)) / slope[:, None]
         part_b = v * (b - (v * b).sum(1, keepdim=True)) / slope[:, None]
-        return float(c.sum()), _by_eve(part_a, self.eve[1:]) - _by_eve(part_b, self.up_eve[:-1])
+        return float(c.sum()), by_eve(part_a, self.eve[1:]) - by_eve(part_b, self.up_eve[:-1])
 
     @property
-    def summary(self) -> Summary:
+    def summary(self) -> StartingPass:
         """The part that a chain keeps."""
         log_z = {method: self.log_z(method) for method in METHODS}
-        return Summary(self.x[0], self.log_weights[0], self.eve[0], log_z, self.discretisation, self.n_steps, self.rows)
+        return StartingPass(
+            self.end, self.log_weights[0], self.eve[0], log_z, self.discretisation, self.n_steps, self.rows
+        )
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """The target's mean of a scalar at the data end, with its standard error."""
@@ -271,13 +231,12 @@ class Pilot:
     ) -> Pilot:
         """The pilot whose `state_dict` this is, made with the same target, process and proposal."""
         target = as_target(target)
-        process = process or target.models[0].process()
-        if process.needs_fit():
-            process = process.restored(part(state, "process"))
+        ready = process or target.models[0].process()
         return cls(
             target=target,
             ladder=Ladder.from_state_dict(part(state, "ladder")),
-            process=process,
+            process=ready.restored(part(state, "process")) if ready.needs_fit() else ready,
+            given=process,
             proposal=proposal or Proposal(),
             discretisation=Estimate(*state["discretisation"].tolist()),
             counts=Counts.from_state_dict(part(state, "counts")),
@@ -285,7 +244,7 @@ class Pilot:
         )
 
 
-TENSORS = ("x", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features")
+TENSORS = ("x", "end", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features")
 
 
 def pilot(
@@ -318,7 +277,6 @@ def pilot(
     """
     target, n = as_target(target), positive("n", n, 2)
     steps = replace(steps, substeps=1) if isinstance(steps, Ladder) else Ladder(torch.as_tensor(steps))
-    process = process or target.models[0].process()
     stream = Stream(seed)
     evaluate = prepare(
         target,
@@ -328,7 +286,7 @@ def pilot(
         proposal=proposal,
         micro_batch=micro_batch,
         nonfinite=nonfinite,
-        fit_samples=_enough(process, target) if fit_samples is None else fit_samples,
+        fit_samples=_enough(process or target.models[0].process(), target) if fit_samples is None else fit_samples,
     )
     with Track(2 * (len(steps.times) - 1), "steps", progress, callback) as track:
         found = _Pass(evaluate, n, stream, track)
@@ -338,8 +296,10 @@ def pilot(
         target=target,
         ladder=steps,
         process=evaluate.process,
+        given=process,
         proposal=evaluate.proposal,
         x=torch.stack(down.x),
+        end=finish(evaluate, down.x[0], stream.at("finish")),
         log_weights=torch.stack(down.log_weights),
         eve=torch.stack(down.eve),
         down=torch.stack(down.works),
@@ -444,7 +404,7 @@ class _Pass:
         w, eve = self.end.log_w.exp(), self.end.eve
         ratio = self.end.coarser.exp()
         mean = float(w @ ratio)
-        return _clustered(math.log(mean), w * (ratio / mean - 1), w, eve)
+        return clustered(math.log(mean), w * (ratio / mean - 1), w, eve)
 
     def _step(self, here: _Particles, k: int, direction: int) -> tuple[_Particles, Tensor]:
         """One step from time k, and its work: the gain of weight on the way down, the loss on the way up."""
@@ -515,18 +475,5 @@ def _in_place(index: Tensor) -> Tensor:
     return out
 
 
-def _by_eve(values: Tensor, eve: Tensor) -> Tensor:
-    """Sums over all descendants of each particle at the noise end, (n,)."""
-    return torch.zeros(eve.shape[-1], dtype=torch.float64).index_add(0, eve.flatten(), values.flatten())
-
-
 def _dof(w: Tensor, eve: Tensor) -> float:
-    return max(1.0, 1 / float(_by_eve(w, eve).square().sum()) - 1)
-
-
-def _clustered(value: float, parts: Tensor, w: Tensor, eve: Tensor) -> Estimate:
-    """An error from what each Eve's descendants add; infinite where all descend from one."""
-    shares = float(_by_eve(w, eve).square().sum())
-    if shares > 1 - 1e-12:
-        return Estimate(value, math.inf, 1.0)
-    return Estimate(value, float(_by_eve(parts, eve).norm()) / math.sqrt(1 - shares), max(1.0, 1 / shares - 1))
+    return max(1.0, 1 / float(by_eve(w, eve).square().sum()) - 1)

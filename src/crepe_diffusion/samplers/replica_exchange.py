@@ -18,6 +18,7 @@ from torch import Tensor
 
 from crepe_diffusion.diagnostics import Diagnostics
 from crepe_diffusion.diagnostics.exchange import accept_probability
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.kernels import Explorer, Starter, State, Swaps, metropolis, swap
@@ -29,7 +30,7 @@ from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.base import Column, Info
-from crepe_diffusion.samplers.pilot import Pilot, Summary
+from crepe_diffusion.samplers.pilot import Pilot
 from crepe_diffusion.samplers.result import Chains
 from crepe_diffusion.samplers.setup import finish, packed, part, positive, prepare, prepare_again
 from crepe_diffusion.schedules import Ladder
@@ -100,10 +101,11 @@ class ReplicaExchange:
         pilot: Pilot | None = None,
         start: dict[str, Tensor] | None = None,
     ):
-        counts = None
+        ready, counts = process, None
         if pilot is not None:
             pilot.check(target)
-            process, proposal, counts = process or pilot.process, proposal or pilot.proposal, pilot.counts.copy()
+            proposal, counts = proposal or pilot.proposal, pilot.counts.copy()
+            process, ready = process or pilot.given, process or pilot.process
             ladder = pilot.plan().ladder if ladder is None else ladder
         elif ladder is None:
             raise InputError("give a ladder, such as ladder.karras(51), or a pilot, which plans one")
@@ -114,7 +116,7 @@ class ReplicaExchange:
             target,
             ladder,
             self.stream.at("setup"),
-            process=process,
+            process=ready,
             proposal=proposal,
             micro_batch=micro_batch,
             nonfinite=nonfinite,
@@ -123,7 +125,7 @@ class ReplicaExchange:
             start=start,
             check=self._check,
         )
-        self.started_from: Summary | None = None
+        self.started_from: StartingPass | None = None
         if start is not None:
             self._restore(start)
             return
@@ -200,6 +202,7 @@ class ReplicaExchange:
             replica=torch.cat([nothing, *(i.replica[None] for i in infos)]),
             born=torch.cat([nothing, *(i.born[None] for i in infos)]),
             diagnostics=self.diagnostics,
+            started_from=self.started_from,
             ladder=self.ladder,
         )
 
@@ -250,6 +253,7 @@ class ReplicaExchange:
     def target(self, target: Target | Model) -> None:
         """Online refinement: replicas stay where they are and are evaluated again."""
         self._prepare(target, self.ladder)
+        self.started_from = None  # the pilot was made for another target
 
     @property
     def ladder(self) -> Ladder:
@@ -328,7 +332,7 @@ class ReplicaExchange:
         self.diagnostics = Diagnostics.from_state_dict(part(start, "diagnostics"))
         self.setup_evaluations = Counts.from_state_dict(part(start, "setup"))
         if summary := part(start, "pilot"):
-            self.started_from = Summary.from_state_dict(summary)
+            self.started_from = StartingPass.from_state_dict(summary)
 
     def _check(self, evaluate: Evaluator) -> None:
         if self.explorer is not None:

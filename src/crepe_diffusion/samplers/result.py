@@ -16,6 +16,7 @@ from torch import Tensor
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, RunData, Verdict, ess, rhat, verdict
 from crepe_diffusion.diagnostics.data import default_scalars
 from crepe_diffusion.diagnostics.estimates import mean_of, tours
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.diagnostics.verdict import judge_particles
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.evaluate import Counts
@@ -90,7 +91,8 @@ class Chains(Result):
     """Draws of several chains; rows run over draws, then chains.
 
     `iteration` is (draws,); `replica` and `born` are (draws, chains): the replica that made the draw, and the iteration
-    in which it was at the noise end last. `diagnostics` are those of the sampler since burn-in.
+    in which it was at the noise end last. `diagnostics` are those of the sampler since burn-in. `started_from` is the
+    pass from which the chains started, if any.
     """
 
     iteration: Tensor
@@ -98,6 +100,7 @@ class Chains(Result):
     born: Tensor
     diagnostics: Diagnostics
     ladder: Ladder
+    started_from: StartingPass | None = None
 
     @property
     def n_chains(self) -> int:

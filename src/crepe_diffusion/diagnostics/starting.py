@@ -1,0 +1,86 @@
+"""The pass of particles from which a chain started: another estimate of the same means and the same log Z.
+
+error^2 = sum_e (sum_{i in e} w_i (f_i - mean))^2 / (1 - sum_e w_e^2)        over the Eves e
+
+A chain cannot see what it has never met; a pass that was made before, and independently of its exchange, may.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.diagnostics.estimates import Estimate
+from crepe_diffusion.errors import InputError
+
+__all__ = ["METHODS", "StartingPass", "by_eve", "clustered"]
+
+METHODS = ("down", "up", "bar")
+
+
+@dataclass(frozen=True)
+class StartingPass:
+    """What a chain keeps of its pilot: the numbers, and weighted particles at the data end.
+
+    `eve` (n,) is the particle at the noise end from which each one descends. Relatives are one cluster, whatever their
+    correlation. `log_z` has an estimate for each method, `discretisation` is the share of log Z that is due to the size
+    of the steps, to first order.
+
+    >>> weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    >>> zero = Estimate(0.0, 0.0)
+    >>> start = StartingPass(torch.arange(3.0), weights.log(), torch.tensor([0, 1, 1]), {}, zero, n_steps=8, rows=51)
+    >>> start.mean(lambda x: x).value
+    0.75
+    """
+
+    x: Tensor
+    log_weights: Tensor
+    eve: Tensor
+    log_z: dict[str, Estimate]
+    discretisation: Estimate
+    n_steps: int
+    rows: int
+
+    def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        """The target's mean of a scalar, (n, *event) to (n,), with its standard error."""
+        values = function(self.x)
+        if not isinstance(values, Tensor) or values.shape != (len(self.x),):
+            got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(type(values).__name__)
+            raise InputError(f"a scalar must be one number per particle, shape ({len(self.x)},); got {got}")
+        w, values = self.log_weights.exp(), values.to(torch.float64)
+        value = float(w @ values)
+        return clustered(value, w * (values - value), w, self.eve)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        estimates = [self.log_z[m] for m in METHODS] + [self.discretisation]
+        return {
+            "x": self.x,
+            "log_weights": self.log_weights,
+            "eve": self.eve,
+            "estimates": torch.tensor([(e.value, e.error, e.dof) for e in estimates], dtype=torch.float64),
+            "numbers": torch.tensor([self.n_steps, self.rows]),
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> StartingPass:
+        *log_z, discretisation = (Estimate(*row) for row in state["estimates"].tolist())
+        n_steps, rows = state["numbers"].tolist()
+        by_method = dict(zip(METHODS, log_z, strict=True))
+        return cls(state["x"], state["log_weights"], state["eve"], by_method, discretisation, n_steps, rows)
+
+
+def by_eve(values: Tensor, eve: Tensor) -> Tensor:
+    """Sums over all descendants of each particle at the noise end, (n,)."""
+    return torch.zeros(eve.shape[-1], dtype=torch.float64).index_add(0, eve.flatten(), values.flatten())
+
+
+def clustered(value: float, parts: Tensor, w: Tensor, eve: Tensor) -> Estimate:
+    """An estimate whose error comes from what each Eve's descendants add; infinite where all descend from one."""
+    shares = float(by_eve(w, eve).square().sum())
+    if shares > 1 - 1e-12:
+        return Estimate(value, math.inf, 1.0)
+    return Estimate(value, float(by_eve(parts, eve).norm()) / math.sqrt(1 - shares), max(1.0, 1 / shares - 1))
