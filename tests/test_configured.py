@@ -154,6 +154,17 @@ def test_the_example_names_a_strangers_classes(tmp_path: Path, monkeypatch: pyte
     assert written["sampler"]["explorer"]["move"]["n_steps"] == 1
 
 
+@pytest.mark.parametrize("name", ["sampler", "ladder"])
+def test_defaults_of_an_experiment_are_not_arguments_of_another_kind(name: str, tmp_path: Path) -> None:
+    """The built-in experiment has an explorer and a noise range, which `plain` and `ladder` do not take."""
+    other = {"sampler": {"kind": "plain"}, "ladder": {"kind": "ladder", "times": [0.1, 1.0, 20.0]}}
+    with Run.start(tmp_path / "run", {"experiment": "mixture-tilt", name: other[name]}) as run:
+        run.run(iterations=2)
+    assert config(tmp_path / "run")[name]["kind"] == other[name]["kind"]
+    with Run.start(tmp_path / "same", {"experiment": "mixture-tilt", "sampler": {"n_chains": 3}}) as run:
+        assert (run.sampler.n_chains, run.sampler.explorer) == (3, cd.Bounce())
+
+
 def test_a_strangers_sampler_runs_resumes_and_is_reported(tmp_path: Path) -> None:
     target = mixture().tilt(lambda x: 0.1 * x[:, 0], name="right")
 

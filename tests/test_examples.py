@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,10 @@ import pytest
 import torch
 from full_covariance import AXES, RHO, TIMES, Full, processes, rotated, worst_error
 from mala import Mala, RandomBounce, variance_error
+from my_sampler import Independence, left_share
 
 import crepe_diffusion as cd
-from checks import refuted
+from checks import assert_mean, refuted
 from crepe_diffusion.processes import Coefficients, Evaluation, FisherTable, Gaussian
 from crepe_diffusion.run import Run, files
 from crepe_diffusion.samplers.information import fit_information
@@ -47,7 +49,14 @@ def mala() -> None:
     refuted(right, cd.Langevin(5.0))
 
 
-PROPERTIES: dict[str, Callable[[], None]] = {"full_covariance": full_covariance, "mala": mala}
+def my_sampler() -> None:
+    """Shares of the modes of a tilted mixture are right with the acceptance test, and not without it."""
+    truth = 0.3 * math.exp(1 + 0.25 / 32) / (0.3 * math.exp(1 + 0.25 / 32) + 0.7 * math.exp(-0.75 + 0.16 / 32))
+    assert_mean(left_share(40), truth)
+    refuted(assert_mean, left_share(40, accept=lambda log_alpha, stream: log_alpha > -math.inf), truth)
+
+
+PROPERTIES: dict[str, Callable[[], None]] = {"full_covariance": full_covariance, "mala": mala, "my_sampler": my_sampler}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
@@ -82,11 +91,18 @@ def named_reward(sampler):
     assert (reward.function, reward.anneal) == (my_moves.Near(1.0, 2.0), my_moves.Blurred(2.0))
 
 
+def named_sampler(sampler):
+    assert type(sampler) is Independence
+    assert isinstance(sampler, cd.Continuing)
+    assert sampler.n_chains == 8
+
+
 NAMED = {
     "adapter": named_network,
     "full_covariance": named_variance,
     "mala": named_explorer,
     "my_moves": named_reward,
+    "my_sampler": named_sampler,
 }
 
 

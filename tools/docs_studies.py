@@ -1,7 +1,9 @@
-"""Brings the studies into the documentation site: their pages and figures lie beside their code, outside of docs/.
+"""Brings studies and examples into the documentation site: their pages lie beside their code, outside of docs/.
 
-A page `studies/mazes/README.md` becomes `studies/mazes/index.md` of the site; links between pages of the repository are
-rewritten to where the pages stand on the site.
+    studies/mazes/README.md     ->  studies/mazes/index.md
+    examples/mala.py, .toml     ->  examples/mala.py.md, a page that shows the file
+
+Links between files of the repository are rewritten to where the pages stand on the site.
 """
 
 from __future__ import annotations
@@ -15,12 +17,21 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
-LINK = re.compile(r"(\]\()(?!https?:|#)([^)#\s]+)")
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)([^)]*)\)")
 SHOWN = {".md", ".png", ".gif", ".svg"}
+SOURCES = {".py": "python", ".toml": "toml"}
+SIDES = ("studies/", "examples/")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add every page and picture of a study."""
+    """Add every page and picture of a study, and every example."""
+    for path in sorted((ROOT / "examples").iterdir()):
+        where = site_path(f"examples/{path.name}")
+        if path.suffix in SOURCES:
+            text = f"# {path.name}\n\n```{SOURCES[path.suffix]}\n{path.read_text('utf-8')}```\n"
+            files.append(File.generated(config, where, content=text))
+        elif path.suffix in SHOWN:
+            files.append(File.generated(config, where, abs_src_path=str(path)))
     for path in sorted((ROOT / "studies").rglob("*")):
         inside = path.relative_to(ROOT)
         if path.suffix in SHOWN and "tests" not in inside.parts and "results" not in inside.parts:
@@ -34,23 +45,28 @@ def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> st
     source = repository_path(here)
 
     def moved(match: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
-        if files.get_file_from_path(site_path(target)) is None:
-            return match[0]
-        return match[1] + posixpath.relpath(site_path(target), posixpath.dirname(here) or ".")
+        text, link, anchor = match.groups()
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+        if files.get_file_from_path(site_path(target)) is not None:
+            return f"[{text}]({posixpath.relpath(site_path(target), posixpath.dirname(here) or '.')}{anchor})"
+        if (ROOT / target).exists():  # in the repository only, so there is nothing to link to
+            return f"`{target}`"
+        return match[0]
 
     return LINK.sub(moved, markdown)
 
 
 def site_path(path: str) -> str:
     """Where a file of the repository stands on the site."""
-    if path.startswith("studies/"):
+    if path.startswith("examples/") and posixpath.splitext(path)[1] in SOURCES:
+        return f"{path}.md"
+    if path.startswith(SIDES):
         return re.sub(r"README\.md$", "index.md", path)
     return path.removeprefix("docs/")
 
 
 def repository_path(path: str) -> str:
     """Where a page of the site stands in the repository."""
-    if path.startswith("studies/"):
+    if path.startswith(SIDES):
         return re.sub(r"index\.md$", "README.md", path)
     return f"docs/{path}"

@@ -78,6 +78,8 @@ class Stop:
 
 CADENCE = ("checkpoint_seconds", "checkpoint_iterations", "flush_seconds")
 TABLES = ("options", "ladder", "sampler", "output", "stop")
+KINDS = {"ladder": {"kind": "karras"}, "sampler": {"kind": "replica-exchange"}}
+"""What a table without `kind` describes."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,10 @@ class Config:
         for name in TABLES:
             if not isinstance(given.get(name, {}), Mapping):
                 raise InputError(f"{name} must be a table, [{name}], got {given[name]!r}")
-        tables = {name: merged(experiment.defaults.get(name, {}), given.get(name, {})) for name in TABLES}
-        levels = configure({"kind": "karras", **tables["ladder"]}, "[ladder]", LADDERS)
+        # The kind is written out first: defaults for one kind are not arguments of another.
+        defaults = {name: {**KINDS.get(name, {}), **experiment.defaults.get(name, {})} for name in TABLES}
+        tables = merged(defaults, {name: given.get(name, {}) for name in TABLES})
+        levels = configure(tables["ladder"], "[ladder]", LADDERS)
         if not isinstance(levels.value, Ladder):
             raise InputError(f"[ladder]: {tables['ladder']['kind']!r} must make a Ladder, got {levels.value!r}")
         sampler_class, values, record = _sampler(tables["sampler"], objects or {})
@@ -176,7 +180,7 @@ class Config:
 
 def _sampler(table: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """The class of a `[sampler]` table, its arguments, and the table with every default."""
-    kind = table.get("kind", "replica-exchange")
+    kind = table["kind"]
     cls = found(kind, "[sampler]")
     for name in MADE_BY_A_RUN:
         if name in table:
