@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 import runpy
 from collections.abc import Callable
 from dataclasses import replace
@@ -122,6 +124,18 @@ def test_every_file_runs_what_it_names_and_goes_on_bit_for_bit(path, tmp_path, m
 @pytest.mark.parametrize("name", PROPERTIES)
 def test_an_example_keeps_its_promise(name):
     PROPERTIES[name]()
+
+
+def test_the_guide_states_how_long_each_example_is():
+    """The table of docs/extending.md: `[`Name`](../examples/file.py) | lines |`."""
+    text = (FOLDER.parent / "docs" / "extending.md").read_text()
+    rows = re.findall(r"\[`(\w+)`\]\(\.\./examples/(\w+\.py)\) \| (\d+) \|", text)
+    assert {file for _, file, _ in rows} == {path.name for path in EXAMPLES}
+    for name, file, stated in rows:
+        body = ast.parse((FOLDER / file).read_text()).body
+        (found,) = (n for n in body if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == name)
+        first = min([found.lineno, *(d.lineno for d in found.decorator_list)])
+        assert found.end_lineno - first + 1 == int(stated), f"{name} of {file}"
 
 
 def both(pieces: int = 1) -> tuple[Gaussian, Gaussian]:
