@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.resampling import Systematic
 from crepe_diffusion.schedules import Ladder
 
-__all__ = ["Chains", "Function", "Independent", "Particles", "Result"]
+__all__ = ["Chains", "Function", "Independent", "Particles", "Result", "Sweeps"]
 
 Function = Callable[[Tensor], Tensor]
 """A scalar of each draw: (n, *event) to (n,)."""
@@ -177,6 +178,33 @@ class Particles(Result):
     def __post_init__(self) -> None:
         check_choice("pool", self.pool, ("equal", "z"))
 
+    @staticmethod
+    def joined(parts: Sequence[Particles]) -> Particles:
+        """All batches of several results of one sampler, pooled as those of the last; its counts include the others.
+
+        >>> from crepe_diffusion.models import GaussianMixture
+        >>> from crepe_diffusion.samplers import SMC
+        >>> from crepe_diffusion.schedules import ladder
+        >>> p = GaussianMixture(weights=[1.0], means=[[1.0]], stds=[0.5])
+        >>> smc = SMC(p ** 2.0, ladder.karras(6, 0.05, 10.0), n_particles=10, n_batches=4)
+        >>> Particles.joined([smc.sample(), smc.sample(2)]).n_batches
+        12
+        """
+        if not parts:
+            raise InputError("there is nothing to join: give at least one result")
+        if len(parts) == 1:
+            return parts[0]
+        first = np.cumsum([0, *(len(part.x) for part in parts[:-1])]).tolist()
+        return replace(
+            parts[-1],
+            x=torch.cat([part.x for part in parts]),
+            log_weights=torch.cat([part.log_weights for part in parts]),
+            batch_log_z=torch.cat([part.batch_log_z for part in parts]),
+            eve=torch.cat([part.eve + i for i, part in zip(first, parts, strict=True)]),
+            level_ess=torch.cat([part.level_ess for part in parts], 1),
+            n_resamplings=torch.cat([part.n_resamplings for part in parts]),
+        )
+
     @property
     def n_batches(self) -> int:
         return len(self.log_weights)
@@ -272,6 +300,80 @@ class Particles(Result):
         index, _ = Systematic()(log_w, stream)
         b, n = log_w.shape
         return self.x[(index + torch.arange(b)[:, None] * n).flatten()]
+
+
+@dataclass(frozen=True)
+class Sweeps(Result):
+    """All particles of the sweeps of particle Gibbs, weighted; rows run over sweeps, then chains, then particles.
+
+    `log_weights` (sweeps, chains, particles) are normalised in each sweep, and all sweeps count equally; particle 0 is
+    the path that was kept before the sweep, and the next one is chosen by these weights. `replica` and `born` are
+    (sweeps, chains): the particle and the iteration at the noise end from which particle 0 descends; `changed` is
+    whether another path was chosen. `survivors` and `level_ess` are (sweeps, levels, chains).
+    """
+
+    log_weights: Tensor
+    changed: Tensor
+    replica: Tensor
+    born: Tensor
+    sweep_log_z: Tensor
+    survivors: Tensor
+    level_ess: Tensor
+
+    @property
+    def n_chains(self) -> int:
+        return self.log_weights.shape[1]
+
+    @property
+    def weights(self) -> Tensor:
+        n = max(1, self.log_weights.shape[0] * self.log_weights.shape[1])
+        return (self.log_weights.exp() / n).flatten()
+
+    @property
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What to look at first: how often each chain left its path (chains,), and the means of each level (levels,) of
+        the particles with descendants at level 0 and of the effective number of particles.
+        """
+        return {
+            "changed": self.changed.to(torch.float64).mean(0),
+            "survivors": self.survivors.to(torch.float64).mean((0, 2)),
+            "level_ess": self.level_ess.mean((0, 2)),
+        }
+
+    def series(self, function: Function) -> Tensor:
+        """The weighted mean of a scalar in each sweep, (sweeps, chains)."""
+        values = self.values(function).to(torch.float64).reshape(self.log_weights.shape)
+        return (self.log_weights.exp() * values).sum(2)
+
+    @property
+    def tours(self) -> Tensor:
+        """A number for each sweep, (sweeps, chains), the same while kept paths descend from one point at the noise end.
+
+        All particles of a sweep belong to the tour of the path that was kept before it, with which they compete.
+        """
+        return tours(self.replica, self.born)
+
+    def mean(self, function: Function) -> Estimate:
+        """The error is the larger of those by autocorrelation of the sweeps and by tours."""
+        return mean_of(self.series(function), self.tours)
+
+    def ess(self, function: Function) -> float:
+        values, error = self.values(function).to(torch.float64), self.mean(function).error
+        variance = float(self.weights @ (values - self.weights @ values).square())
+        return variance / error**2 if error else 0.0
+
+    @property
+    def log_z(self) -> Estimate:
+        """`-log mean(1 / Z_n)` over the sweeps: with the kept path among the particles, `E[1 / Z_n] = 1 / Z` exactly.
+
+        NaN where the target is zero on a path up, or not finite.
+        """
+        log_z = self.sweep_log_z
+        if not log_z.numel() or not bool(log_z.isfinite().all()):
+            return Estimate(math.nan, math.nan)
+        value = math.log(log_z.numel()) - float((-log_z).flatten().logsumexp(0))
+        inverse = mean_of((value - log_z).exp(), self.tours)
+        return Estimate(value, inverse.error, inverse.dof)
 
 
 @dataclass(frozen=True)

@@ -4,31 +4,166 @@ for m = M, ..., 1
     walk        every particle goes from level m to m - 1 and gains weight      (weights.py)
     resample    batches whose weights have become unequal                       (resampling.py)
 
-Particles come in independent batches of `n_particles`; each batch has its own weights and log Z.
+Particles come in independent batches of `n_particles`; each batch has its own weights and log Z. One pass of all
+batches is one iteration, and passes are pooled by Z like batches.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
+from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.models import Model
-from crepe_diffusion.processes import Process
+from crepe_diffusion.processes import Evaluation, Process
 from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.base import Column, Info
 from crepe_diffusion.samplers.resampling import Resampling, Systematic
 from crepe_diffusion.samplers.result import Particles
-from crepe_diffusion.samplers.setup import finish, positive, prepare
+from crepe_diffusion.samplers.setup import finish, packed, positive, prepare, prepare_again
 from crepe_diffusion.samplers.weights import PathWork, Weight
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
 
-__all__ = ["SMC"]
+__all__ = ["SMC", "Descent", "Pass", "Reference", "descend", "resample_unequal"]
+
+
+# -- one pass --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A path that is kept: a point per batch with its evaluation at every level, and the work between levels.
+
+    `x[m]` is (batches, *event), `work[m]` (batches,) is the log-work between the levels m and m + 1.
+    """
+
+    x: list[Tensor]
+    seen: list[Evaluation]
+    work: list[Tensor]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Particles at level 0; rows of `x` run over batches, then particles.
+
+    `log_weights` (batches, particles) are normalised, `log_z` (batches,) is relative to the noise law. `parents[m]`
+    (batches, particles) are the particles at level m from which those that went on below it came, for m = 1, ..., M.
+    `level_ess` is (levels, batches).
+    """
+
+    x: Tensor
+    seen: Evaluation
+    log_weights: Tensor
+    log_z: Tensor
+    parents: list[Tensor]
+    level_ess: Tensor
+    n_resamplings: Tensor
+
+    def ancestors(self) -> list[Tensor]:
+        """The particle at each level from which those at level 0 descend, each (batches, particles); the Eves last."""
+        found = [torch.arange(self.log_weights.shape[1]).expand(self.log_weights.shape)]
+        for parent in self.parents[1:]:
+            found.append(parent.gather(1, found[-1]))
+        return found
+
+
+Resample = Callable[[Tensor, Stream], tuple[Tensor, Tensor, Tensor]]
+"""From normalised log-weights: parents (batches, particles), new log-weights, and which batches were resampled."""
+
+
+def descend(
+    evaluate: Evaluator,
+    weight: Weight,
+    n_batches: int,
+    n_particles: int,
+    resample: Resample,
+    stream: Stream,
+    *,
+    reference: Reference | None = None,
+    advance: Callable[[int], None] = lambda level: None,
+) -> Descent:
+    """Particles from the noise end to level 0. With a `reference`, it is particle 0 of each batch and does not walk.
+
+    `advance` is called with each level that was reached. Weights and parents are on the CPU, states where they are.
+    """
+    b, n, top = n_batches, n_particles, evaluate.ladder.n_levels - 1
+    free = torch.arange(b * n).reshape(b, n)[:, 0 if reference is None else 1 :].flatten()
+    rows = len(free)
+    x = evaluate.noise(stream.at("noise"), rows)
+    seen = evaluate(x, evaluate.ladder.times[-1:].expand(rows))
+    gained = weight.first(evaluate, x, seen)
+    if reference is not None:
+        first = reference.seen[top].reward
+        x, seen, gained = _joined(reference, top, first, x, seen, gained)
+    log_w, log_z = _normalised(gained.cpu().reshape(b, n) - math.log(n), top)
+    level_ess, n_resamplings = [_ess(log_w)], torch.zeros(b, dtype=torch.long)
+    same = torch.arange(n).expand(b, n)
+    parents = [same]
+    for m in range(top, 0, -1):
+        here = stream.at(m)
+        if reference is not None:
+            index = free.to(x.device)
+            x, seen = x[index], seen.rows(index)
+        x, seen, gained = weight.descend(evaluate, x, seen, m, here.at("walk"))
+        if reference is not None:
+            x, seen, gained = _joined(reference, m - 1, reference.work[m - 1], x, seen, gained)
+        log_w, total = _normalised(log_w + gained.cpu().reshape(b, n), m - 1)
+        log_z = log_z + total
+        level_ess.append(_ess(log_w))
+        if m > 1:
+            parent, log_w, chosen = resample(log_w, here.at("resample"))
+            n_resamplings += chosen
+            parents.append(parent)
+            index = (parent + torch.arange(b)[:, None] * n).flatten().to(x.device)
+            x, seen = x[index], seen.rows(index)
+        advance(m - 1)
+    # Particles at the noise end are not resampled, so they are their own parents there.
+    return Descent(x, seen, log_w, log_z, [same, *parents[:0:-1], same], torch.stack(level_ess[::-1]), n_resamplings)
+
+
+def _joined(
+    reference: Reference, level: int, gained: Tensor, x: Tensor, seen: Evaluation, free: Tensor
+) -> tuple[Tensor, Evaluation, Tensor]:
+    """The free particles of each batch behind its reference, and what they all gained."""
+    b = len(gained)
+    rows = torch.arange(b, b + len(x)).reshape(b, -1)
+    order = torch.cat([torch.arange(b)[:, None], rows], 1).flatten().to(x.device)
+    together = Evaluation.cat([reference.seen[level], seen]).rows(order)
+    return torch.cat([reference.x[level], x])[order], together, torch.cat([gained, free])[order]
+
+
+def resample_unequal(
+    rule: Resampling, log_w: Tensor, ess_threshold: float, stream: Stream
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Resample the batches whose effective number of particles is below the share `ess_threshold`."""
+    n = log_w.shape[1]
+    # Equal weights have an ESS of n only up to rounding, and a threshold of 1 means always.
+    chosen = _ess(log_w) <= ess_threshold * n * (1 + 1e-12)
+    index, weights = rule(log_w, stream)
+    index = torch.where(chosen[:, None], index, torch.arange(n))
+    return index, torch.where(chosen[:, None], weights, log_w), chosen
+
+
+# -- the sampler -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pass(Info):
+    """One pass of all batches: the estimate of log Z of each, (batches,), and the weight of its draw within it."""
+
+    log_z: Tensor
+    weight: Tensor
+    level_ess: Tensor
 
 
 class SMC:
@@ -41,6 +176,12 @@ class SMC:
     - `pool`: batches count by their estimates of Z (`"z"`), or equally (`"equal"`), which is biased for small ones;
     - the others are those of `ReplicaExchange`.
 
+    - `start`: the `snapshot()` of a sampler to go on from, bit for bit.
+
+    It goes on for as long as you like: `sample(n)` makes n further passes and pools their batches by Z, and the results
+    of several calls are pooled by `Particles.joined`. For a run in a folder a batch is a chain: each pass gives one
+    draw per batch, chosen by weight, with the batch's `log_z`, by which draws are to be weighted.
+
     Feynman-Kac correctors with a reward cost `2 M K + 1`. `log_z` is relative to the noise law without its reward.
 
     >>> from crepe_diffusion.models import GaussianMixture
@@ -49,6 +190,9 @@ class SMC:
     >>> out = SMC(p ** 2.0, ladder.karras(11, 0.01, 20.0), n_particles=8, n_batches=3, seed=0).sample()
     >>> out.x.shape, round(float(out.weights.sum()), 12)
     (torch.Size([24, 1]), 1.0)
+    >>> smc = SMC(p ** 2.0, ladder.karras(11, 0.01, 20.0), n_particles=8, seed=0)
+    >>> smc.sample(3).n_batches, smc.iteration
+    (3, 3)
     """
 
     def __init__(
@@ -68,6 +212,7 @@ class SMC:
         micro_batch: int | None = None,
         nonfinite: str = "raise",
         fit_samples: int = 256,
+        start: dict[str, Tensor] | None = None,
     ):
         self.n_particles, self.n_batches = positive("n_particles", n_particles), positive("n_batches", n_batches)
         if not 0 <= ess_threshold <= 1:
@@ -87,7 +232,8 @@ class SMC:
                 "resampling must be an object such as cd.Systematic(), cd.Stratified(), cd.Multinomial(),"
                 f" cd.Residual() or cd.Partial(), got {resampling!r}"
             )
-        self.stream = Stream(seed)
+        self.seed, self.stream = seed, Stream(seed)
+        self.process, self.fit_samples = process, fit_samples
         self.evaluate = prepare(
             target,
             ladder,
@@ -97,64 +243,142 @@ class SMC:
             micro_batch=micro_batch,
             nonfinite=nonfinite,
             fit_samples=fit_samples,
+            start=start,
             check=self.weight.check,
         )
+        self.iteration = 0 if start is None else int(start["iteration"])
+        self.x = self.evaluate.empty(self.n_batches)
+        if start is not None:
+            if start["x"].shape != self.x.shape:
+                raise InputError(f"the snapshot holds draws {tuple(start['x'].shape)}, not {tuple(self.x.shape)}")
+            self.x = start["x"].clone()
+
+    diagnostics = None
+
+    @property
+    def n_chains(self) -> int:
+        """A chain of a run is a batch."""
+        return self.n_batches
+
+    # -- the algorithm -----------------------------------------------------------------------------------
+
+    def sample(self, n: int = 1, *, progress: bool | None = None, callback: Callback | None = None) -> Particles:
+        """`n` passes down the ladder for every batch, from where the sampler stands.
+
+        `callback` is called after every level. If it stops the call, the result holds the passes that were completed,
+        and the next call begins with the one that was not. Particles are draws of the target at level 0 only: if no
+        pass was completed, `StoppedError` is raised.
+        """
+        positive("n", n)
+        done: list[Particles] = []
+        top = self.ladder.n_levels - 1
+        with Track(n * top, "levels", progress, callback) as track:
+            stopped = False
+
+            def advance(level: int) -> None:
+                nonlocal stopped
+                stopped = track.advance()
+                if stopped and level:
+                    raise StoppedError(f"stopped at level {level}: particles there are not yet draws of the target")
+
+            while len(done) < n and not stopped:
+                try:
+                    particles = self._pass(advance)
+                except StoppedError:
+                    if not done:
+                        raise
+                    break
+                self.iteration += 1
+                done.append(particles)
+        return Particles.joined(done)
+
+    def step(self) -> Pass:
+        """One pass; its draws are `output()`, one per batch."""
+        particles = self._pass(lambda level: None)
+        self.iteration += 1
+        kept = self._stream(self.iteration).at("kept").categorical(particles.log_weights)
+        rows = kept + torch.arange(self.n_batches) * self.n_particles
+        self.x = particles.x[rows.to(particles.x.device)]
+        weight = particles.log_weights.gather(1, kept[:, None])[:, 0].exp()
+        counts = self.evaluate.counts.rows
+        return Pass(self.iteration, counts, particles.batch_log_z, weight, particles.level_ess)
+
+    def _stream(self, n: int) -> Stream:
+        """Of pass n; the first one has that of the seed itself."""
+        return self.stream if n == 1 else self.stream.at("pass", n)
+
+    def _pass(self, advance: Callable[[int], None]) -> Particles:
+        stream = self._stream(self.iteration + 1)
+        down = descend(
+            self.evaluate, self.weight, self.n_batches, self.n_particles, self._resampled, stream, advance=advance
+        )
+        first = torch.arange(self.n_batches)[:, None] * self.n_particles
+        return Particles(
+            x=finish(self.evaluate, down.x, stream.at("finish")),
+            evaluations=self.evaluate.counts.copy(),
+            log_weights=down.log_weights,
+            batch_log_z=down.log_z,
+            eve=(down.ancestors()[-1] + first).flatten(),
+            level_ess=down.level_ess,
+            n_resamplings=down.n_resamplings,
+            pool=self.pool,
+        )
+
+    def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
+        """Parents, new normalised log-weights, and which batches were resampled; the others keep their weights."""
+        return resample_unequal(self.resampling, log_w, self.ess_threshold, stream)
+
+    # -- going on ----------------------------------------------------------------------------------------
+
+    def output(self) -> Tensor:
+        """The draws of the last `step`, one per batch, chosen by weight: (batches, *event)."""
+        if not self.iteration:
+            raise InputError("there are no draws before the first step: call step() first")
+        return self.x
+
+    @property
+    def draw_columns(self) -> dict[str, Column]:
+        """The batch's estimate of log Z, by which its draw counts, and the weight that the draw had in its batch."""
+        return {name: Column("float64", (self.n_batches,), ("chain",)) for name in ("log_z", "weight")}
+
+    @property
+    def trace_columns(self) -> Mapping[str, Column]:
+        """The mean over batches of the effective number of particles at each level."""
+        return {"ess": Column("float32", (self.ladder.n_levels,), ("level",))}
+
+    def draw_row(self, info: Pass) -> dict[str, np.ndarray]:
+        return {"log_z": info.log_z.numpy(force=True), "weight": info.weight.numpy(force=True)}
+
+    def trace_rows(self, infos: Sequence[Pass]) -> dict[str, np.ndarray]:
+        return {"ess": torch.stack([i.level_ess.mean(1) for i in infos]).numpy(force=True)}
+
+    def restart_diagnostics(self) -> None:
+        """There are none: passes are independent."""
 
     @property
     def target(self) -> Target:
         return self.evaluate.target
 
+    @target.setter
+    def target(self, target: Target | Model) -> None:
+        """The next pass is one of the new target."""
+        self.evaluate = prepare_again(
+            self.evaluate,
+            target,
+            self.ladder,
+            self.stream.at(self.iteration, "setup"),
+            process=self.process,
+            fit_samples=self.fit_samples,
+            check=self.weight.check,
+        )
+
     @property
     def ladder(self) -> Ladder:
         return self.evaluate.ladder
 
-    def sample(self, *, progress: bool | None = None, callback: Callback | None = None) -> Particles:
-        """One pass down the ladder for every batch; the same draws at every call.
-
-        `callback` is called after every level. Particles are draws of the target at level 0 only: if it stops the
-        pass before, there is nothing to return, and `StoppedError` is raised.
-        """
-        evaluate, n, b = self.evaluate, self.n_particles, self.n_batches
-        rows, top = b * n, self.ladder.n_levels - 1
-        x = evaluate.noise(self.stream.at("noise"), rows)
-        seen = evaluate(x, self.ladder.times[-1:].expand(rows))
-        log_w, log_z = _normalised(self.weight.first(evaluate, x, seen).reshape(b, n) - math.log(n), top)
-        level_ess = [_ess(log_w)]
-        n_resamplings = torch.zeros(b, dtype=torch.long)
-        eve = torch.arange(rows)
-        with Track(top, "levels", progress, callback) as track:
-            for m in range(top, 0, -1):
-                stream = self.stream.at(m)
-                x, seen, gained = self.weight.descend(evaluate, x, seen, m, stream.at("walk"))
-                log_w, total = _normalised(log_w + gained.reshape(b, n), m - 1)
-                log_z = log_z + total
-                level_ess.append(_ess(log_w))
-                if m > 1:
-                    index, log_w, chosen = self._resampled(log_w, stream.at("resample"))
-                    n_resamplings += chosen
-                    x, seen, eve = x[index], seen.rows(index), eve[index]
-                if track.advance() and m > 1:
-                    raise StoppedError(f"stopped at level {m - 1}: particles there are not yet draws of the target")
-        return Particles(
-            x=finish(evaluate, x, self.stream.at("finish")),
-            evaluations=evaluate.counts.copy(),
-            log_weights=log_w,
-            batch_log_z=log_z,
-            eve=eve,
-            level_ess=torch.stack(level_ess[::-1]),
-            n_resamplings=n_resamplings,
-            pool=self.pool,
-        )
-
-    def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        """Row indices, new normalised log-weights, and which batches were resampled; the others keep their weights."""
-        b, n = log_w.shape
-        # Equal weights have an ESS of n only up to rounding, and a threshold of 1 means always.
-        chosen = _ess(log_w) <= self.ess_threshold * n * (1 + 1e-12)
-        index, weights = self.resampling(log_w, stream)
-        index = torch.where(chosen[:, None], index, torch.arange(n))
-        log_w = torch.where(chosen[:, None], weights, log_w)
-        return (index + torch.arange(b)[:, None] * n).flatten(), log_w, chosen
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that the next iterations depend on besides target, settings and seed."""
+        return packed(self.evaluate, {"": {"x": self.x, "iteration": torch.tensor(self.iteration)}})
 
 
 def _ess(log_w: Tensor) -> Tensor:
