@@ -14,10 +14,11 @@ import torch
 import crepe_diffusion as cd
 from checks import f64, refuted
 from crepe_diffusion.processes import Gaussian
-from crepe_diffusion.samplers import particle_gibbs, smc
+from crepe_diffusion.samplers import particle_gibbs
 from crepe_diffusion.samplers.resampling import Systematic
 from enumeration import Leaves, Script, UnwrittenError
 from finite import TASKS, Line, Toy, line, tokens
+from test_smc import COARSE, B, check_intervals, exact_process, law_at, product
 
 TOLERANCE = 1e-12
 MIXTURE = cd.models.GaussianMixture([0.3, 0.7], [[-2.0, 0.5], [1.5, -1.0]], [0.5, 0.4])
@@ -123,7 +124,7 @@ def test_broken_works_are_caught(monkeypatch):
     def other(work):
         def walk_up(self, stream):
             reference, sound = original(self, stream)
-            return smc.Reference(reference.x, reference.seen, [work(w) for w in reference.work]), sound
+            return replace(reference, work=[work(w) for w in reference.work]), sound
 
         return walk_up
 
@@ -142,7 +143,7 @@ def test_an_upper_part_of_another_path_is_caught(monkeypatch):
         self.seen = self.evaluate(self.x, self.ladder.times[:1].expand(self.n_chains))
         reference, sound = original(self, stream)
         self.x, self.seen = here, seen
-        return smc.Reference([here, *reference.x[1:]], [seen, *reference.seen[1:]], reference.work), sound
+        return replace(reference, x=[here, *reference.x[1:]], seen=[seen, *reference.seen[1:]]), sound
 
     monkeypatch.setattr(cd.ParticleGibbs, "_walk_up", walk_up)
     refuted(check_exact)
@@ -167,3 +168,173 @@ def test_conditional_systematic_is_systematic_given_the_reference():
     assert bool(((shares(index) - shares(ours)).abs() <= 5 * error + 1e-12).all())
     unconditional, _ = Systematic()(log_w.expand(len(index), n), cd.Stream(4))
     assert bool(((shares(index) - shares(unconditional)).abs() > 5 * error + 1e-12).any())
+
+
+# -- the law, in numbers -------------------------------------------------------------------------------------
+
+
+def tilted_product(**options):
+    """Two Gaussians, guided and tilted, with their exact kernels: exact at any step, and the noise end has a reward."""
+    target = product().tilt(lambda x: B * x[:, 0], on="state", anneal=cd.anneal.power(2, floor=0.1))
+    return cd.ParticleGibbs(target, COARSE, process=exact_process(COARSE), **options)
+
+
+def test_means_and_log_z_of_gaussians_with_their_errors():
+    out = tilted_product(n_particles=4, n_chains=400, ess_threshold=0.8, seed=1).sample(40, burn_in=5)
+    log_z, mean, variance = law_at(0.3, slope=B)
+    log_z -= law_at(12.0)[0]
+    estimates = {
+        "mean": (out.mean(lambda x: x[:, 0]), mean),
+        "square": (out.mean(lambda x: (x[:, 0] - mean) ** 2), variance),
+        "log z": (out.log_z, log_z),
+    }
+    for name, (estimate, truth) in estimates.items():
+        assert abs(estimate.value - truth) < 5 * estimate.error < 0.1, name
+    # The mean of log Z_n itself, and that of Z_n, are those of passes with a good particle: too large.
+    assert float(out.sweep_log_z.mean()) - log_z > 5 * out.log_z.error
+    assert 0.05 < float(out.diagnostics["changed"].mean()) < 0.95
+    survivors = out.diagnostics["survivors"]
+    assert survivors[0] == 4
+    assert bool((survivors.diff() <= 0).all())
+    assert survivors[-1] < 3.9
+
+
+def test_intervals_of_chains_cover_the_truth():
+    """40 groups of two chains: means and log Z, by the larger of two errors."""
+    out = tilted_product(n_particles=4, n_chains=80, ess_threshold=0.8, seed=2).sample(80, burn_in=5)
+    log_z, mean, _ = law_at(0.3, slope=B)
+
+    def group(i):
+        chains = slice(2 * i, 2 * i + 2)
+        fields = ("changed", "replica", "born", "sweep_log_z", "log_weights")
+        x = out.x.reshape(80, 80, 4, 1)[:, chains].reshape(-1, 1)
+        return replace(out, x=x, **{name: getattr(out, name)[:, chains] for name in fields})
+
+    groups = [group(i) for i in range(40)]
+    check_intervals([g.mean(lambda x: x[:, 0]) for g in groups], mean)
+    check_intervals([g.log_z for g in groups], log_z - law_at(12.0)[0])
+    independent = [cd.Estimate(g.mean(lambda x: x[:, 0]).value, 0.7 / math.sqrt(len(g.x))) for g in groups]
+    refuted(check_intervals, independent, mean)
+
+
+def test_control_off_weighs_nothing():
+    out = cd.ParticleGibbs(MIXTURE, LADDER, n_particles=5, n_chains=3, **FAST).sample(4)
+    assert (out.log_weights + math.log(5)).abs().max() <= 1e-10
+    assert out.sweep_log_z.abs().max() <= 1e-10
+    tempered = cd.ParticleGibbs(MIXTURE**1.1, LADDER, n_particles=5, n_chains=3, **FAST).sample(4)
+    assert (tempered.log_weights + math.log(5)).abs().max() > 1e-3
+
+
+def test_two_particles_without_resampling_choose_by_the_works_of_whole_paths():
+    """`log alpha = sum of works down - sum of works up`, as a swap over the whole ladder."""
+    chain = cd.ParticleGibbs(MIXTURE**1.8, LADDER, n_particles=2, n_chains=50, ess_threshold=0.0, **FAST)
+    reference, _ = chain._walk_up(chain.stream.at(1, "up"))
+    chain.step()
+    up = torch.stack(reference.work).sum(0)
+    alone = cd.SMC(MIXTURE**1.8, LADDER, n_particles=1, n_batches=50, ess_threshold=0.0, **FAST)
+    alone.stream = chain.stream.at(1, "down")
+    down = alone.sample().batch_log_z
+    log_w = chain.particles[1]
+    torch.testing.assert_close(log_w[:, 1] - log_w[:, 0], down - up, atol=1e-9, rtol=0)
+    refuted(torch.testing.assert_close, log_w[:, 1] - log_w[:, 0], down + up, atol=1e-9, rtol=0)
+
+
+# -- cost ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "chains", "substeps", "finishing"), [(2, 1, 1, 0), (5, 3, 2, 0), (4, 2, 1, 2)])
+def test_rows_of_a_sweep(n, chains, substeps, finishing):
+    levels = cd.ladder.karras(5, 0.05, 12.0, substeps=substeps, n_finish=finishing)
+    target = cd.guided(MIXTURE, cd.models.GaussianMixture([1.0], [[0.3, 0.1]], [1.0]), 1.4)
+    chain = cd.ParticleGibbs(target, levels, n_particles=n, n_chains=chains, **FAST)
+    steps, models = 4 * substeps, 2
+    assert chain.evaluate.counts.rows == models * chains * n * (steps + 1)
+    before = chain.evaluate.counts.rows
+    chain.step()
+    sweep = models * chains * ((n - 1) * (steps + 1) + steps)
+    assert chain.evaluate.counts.rows - before == sweep
+    chain.output()
+    assert chain.evaluate.counts.rows - before == sweep + models * chains * finishing
+    before = chain.evaluate.counts.rows
+    out = chain.sample(3, burn_in=1)
+    assert out.evaluations.rows - before == 4 * sweep + 3 * models * chains * n * finishing
+
+
+# -- going on ------------------------------------------------------------------------------------------------
+
+
+def tempered(**options):
+    return cd.ParticleGibbs(MIXTURE**1.8, LADDER, **{"n_particles": 6, "n_chains": 3, "seed": 4, **FAST, **options})
+
+
+def test_a_snapshot_goes_on_bit_for_bit():
+    chain = tempered()
+    chain.sample(3)
+    saved = chain.snapshot()
+    once, again = chain.sample(3), tempered(start=saved).sample(3)
+    for name in ("x", "log_weights", "born", "replica", "sweep_log_z"):
+        assert torch.equal(getattr(once, name), getattr(again, name)), name
+    assert once.evaluations.rows == again.evaluations.rows
+    with pytest.raises(cd.InputError, match=r"the snapshot holds points \(3, 2\) of 1 models, not \(4, 2\) of 1"):
+        tempered(start=saved, n_chains=4)
+
+
+def test_chains_are_independent_of_one_another():
+    few, many = (tempered(n_chains=c, ess_threshold=0.9).sample(4) for c in (2, 5))
+    assert torch.equal(few.log_weights, many.log_weights[:, :2])
+    assert torch.equal(few.x.reshape(4, 2, 6, 2), many.x.reshape(4, 5, 6, 2)[:, :2])
+
+
+def test_the_target_may_change_while_it_runs():
+    """Refined to the same target as a chain of its own, means agree; a target that fails leaves all as it was."""
+    chain = tempered(n_chains=100, n_particles=4)
+    before = chain.sample(10, burn_in=10).mean(lambda x: x[:, 0])
+    chain.target = (MIXTURE**1.8).tilt(lambda x: -2.0 * x[:, 0], on="state", anneal=cd.anneal.linear())
+    after = chain.sample(10, burn_in=10).mean(lambda x: x[:, 0])
+    fresh = cd.ParticleGibbs(chain.target, LADDER, n_particles=4, n_chains=100, seed=8, **FAST)
+    wanted = fresh.sample(10, burn_in=10).mean(lambda x: x[:, 0])
+    assert abs(after.value - wanted.value) < 5 * math.hypot(after.error, wanted.error)
+    assert abs(after.value - before.value) > 5 * math.hypot(after.error, before.error)
+    x, target = chain.x.clone(), chain.target
+    with pytest.raises(cd.InputError):
+        chain.target = MIXTURE**-1.0
+    assert chain.target is target
+    assert torch.equal(chain.x, x)
+
+
+def test_stopped_at_any_time_the_sweeps_so_far_are_the_result():
+    whole, cut = tempered().sample(5), tempered().sample(5, callback=lambda p: p.done == 2)
+    assert torch.equal(cut.x, whole.x[: len(cut.x)])
+    assert cut.log_weights.shape[0] == 2
+    none = tempered().sample(5, burn_in=3, callback=lambda p: p.done == 2)
+    assert none.x.shape == (0, 2)
+    assert none.weights.shape == (0,)
+
+
+def test_what_is_not_finite_on_the_way_up_leaves_the_chain_where_it_is():
+    class Torn(cd.models.GaussianMixture):
+        """Not finite at the noisy levels, where torn."""
+
+        torn = False
+
+        def predict(self, x, t):
+            bad = (t > 5.0) & self.torn
+            return super().predict(x, t).masked_fill(bad[:, None], math.nan)
+
+    model = Torn([0.3, 0.7], [[-2.0, 0.5], [1.5, -1.0]], [0.5, 0.4])
+    chain = cd.ParticleGibbs(model**1.5, LADDER, n_particles=4, n_chains=3, nonfinite="reject", **FAST)
+    chain.step()
+    x = chain.x.clone()
+    model.torn = True
+    out = chain.sample(2)
+    assert torch.equal(chain.x, x)
+    assert not out.changed.any()
+    assert (out.weights.reshape(2, 3, 4)[..., 0] == 1 / 6).all()
+    assert math.isnan(out.log_z.value)
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(cd.InputError, match="n_particles must be an integer of at least 2, got 1"):
+        tempered(n_particles=1)
+    with pytest.raises(cd.InputError, match="ess_threshold must be between 0 and 1, got 2"):
+        tempered(ess_threshold=2)

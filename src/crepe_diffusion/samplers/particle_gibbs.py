@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -158,19 +158,22 @@ class ParticleGibbs:
         )
 
     def _walk_up(self, stream: Stream) -> tuple[Reference, Tensor]:
-        """The kept path with its upper part drawn again, and whether all of it is possible, (chains,)."""
+        """The kept path with its upper part drawn again, and whether all of that is possible, (chains,)."""
         evaluate, k = self.evaluate, self.ladder.substeps
         x, seen, up = self.x, self.seen, torch.ones(self.n_chains, dtype=torch.long)
         points, evaluations, works = [x], [seen], []
-        sound = torch.ones(self.n_chains, dtype=torch.bool)
+        sound = torch.ones(self.n_chains, dtype=torch.bool, device=x.device)
         for m in range(self.ladder.n_levels - 1):
             path = walk(evaluate, x, seen, torch.full((self.n_chains,), m * k), up, k, stream.at(m))
             x, seen, work = path.x, path.seen, log_work(path, evaluate.coefficients)
-            sound = sound & (work.isfinite() & seen.possible).cpu()
+            sound = sound & work.isfinite() & seen.possible
             points.append(x)
             evaluations.append(seen)
-            works.append(work.nan_to_num(0.0, 0.0, 0.0))
-        return Reference(points, evaluations, works), sound
+            works.append(work)
+        # An impossible path has weights that mean nothing, but must not break those of the other chains.
+        works = [work.where(sound, 0.0) for work in works]
+        evaluations = [self.seen, *(replace(e, reward=e.reward.where(sound, 0.0)) for e in evaluations[1:])]
+        return Reference(points, evaluations, evaluations[-1].reward, works), sound.cpu()
 
     def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         return resample_unequal(conditional_systematic, log_w, self.ess_threshold, stream)
@@ -323,7 +326,9 @@ def conditional_systematic(log_weights: Tensor, stream: Stream) -> tuple[Tensor,
     ends = torch.cat([torch.zeros(b, 1, dtype=ends.dtype), ends, torch.ones(b, 1, dtype=ends.dtype)], 1)
     middle = (ends[:, 1:] + ends[:, :-1]) / 2
     copies = (n * weights[:, :1] - middle).ceil().clamp(min=0)
-    drawn = stream.at("offset").categorical((ends.diff(dim=1) * copies).log())
+    p = ends.diff(dim=1) * copies
+    p[:, 0].clamp_(min=1e-300)  # a weight that is too small for a number still goes on, by the smallest offset
+    drawn = stream.at("offset").categorical(p.log())
     parents = ancestors(weights, (torch.arange(n) + middle.gather(1, drawn[:, None])) / n)
     mine = (parents == 0).to(torch.float64)
     mine[:, 0] = 1.0  # particle 0 has the first slots; rounding must not lose it

@@ -44,11 +44,13 @@ __all__ = ["SMC", "Descent", "Pass", "Reference", "descend", "resample_unequal"]
 class Reference:
     """A path that is kept: a point per batch with its evaluation at every level, and the work between levels.
 
-    `x[m]` is (batches, *event), `work[m]` (batches,) is the log-work between the levels m and m + 1.
+    `x[m]` is (batches, *event), `first` (batches,) the log-weight at the noise end, `work[m]` (batches,) the log-work
+    between the levels m and m + 1.
     """
 
     x: list[Tensor]
     seen: list[Evaluation]
+    first: Tensor
     work: list[Tensor]
 
 
@@ -103,8 +105,7 @@ def descend(
     seen = evaluate(x, evaluate.ladder.times[-1:].expand(rows))
     gained = weight.first(evaluate, x, seen)
     if reference is not None:
-        first = reference.seen[top].reward
-        x, seen, gained = _joined(reference, top, first, x, seen, gained)
+        x, seen, gained = _joined(reference, top, reference.first, x, seen, gained)
     log_w, log_z = _normalised(gained.cpu().reshape(b, n) - math.log(n), top)
     level_ess, n_resamplings = [_ess(log_w)], torch.zeros(b, dtype=torch.long)
     same = torch.arange(n).expand(b, n)
