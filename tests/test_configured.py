@@ -216,7 +216,7 @@ def test_plain_sampling_runs_too(tmp_path: Path) -> None:
         run.run(iterations=8)
     assert read_run(tmp_path / "run").x.shape == (8, 4, 1)
     with pytest.raises(cd.InputError, match="a sampler that can go on"):
-        Run(tmp_path / "smc", cd.SMC(mixture(), LADDER, fit_samples=16))
+        Run(tmp_path / "other", mixture())
 
 
 def test_a_folder_of_another_schema_is_refused_by_name(tmp_path: Path) -> None:

@@ -33,12 +33,13 @@ CALLS = {
     "ReplicaExchange": lambda target: cd.ReplicaExchange(target, LADDER, n_chains=6, **FAST).sample(40, burn_in=20),
     "SMC": lambda target: cd.SMC(target, LADDER, n_particles=24, n_batches=10, **FAST).sample(),
     "Plain": lambda target: cd.Plain(target, LADDER, n_chains=2, **FAST).sample(120),
+    "ParticleGibbs": lambda target: cd.ParticleGibbs(target, LADDER, n_particles=6, n_chains=4, **FAST).sample(10),
 }
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_sampler_gives_the_same_kind_of_result(name):
-    """The target is the model itself, where all three are right."""
+    """The target is the model itself, where all of them are right."""
     out = CALLS[name](MIXTURE)
     assert isinstance(out, cd.Result)
     assert out.x.shape == (240, 2)

@@ -346,6 +346,91 @@ def test_one_eve_or_one_batch_that_dominates_leaves_no_confidence():
     assert high - low > 50
 
 
+# -- going on ------------------------------------------------------------------------------------------------
+
+
+def going_on(**options):
+    options = {"n_particles": 3, "n_batches": 4, "seed": 4, "process": Gaussian(variance=0.8), **options}
+    return cd.SMC(tilted(), COARSE, **options)
+
+
+def test_passes_are_pooled_like_batches():
+    smc, twin = going_on(), going_on()
+    one, two = smc.sample(), smc.sample(2)
+    whole = twin.sample(3)
+    assert torch.equal(cd.Particles.joined([one, two]).weights, whole.weights)
+    assert torch.equal(torch.cat([one.x, two.x]), whole.x)
+    assert not torch.equal(one.x, two.x[: len(one.x)])
+    assert whole.n_batches == 12
+    assert len(whole.eve.unique()) > len(one.eve.unique())
+    torch.testing.assert_close(whole.by_batch(whole.weights).sum(1), whole.batch_log_z.softmax(0), atol=1e-12, rtol=0)
+    assert whole.evaluations.rows == 3 * 12 * 9
+
+
+def test_stopped_between_passes_the_completed_ones_are_the_result():
+    whole = going_on().sample(3)
+    smc = going_on()
+    cut = smc.sample(3, callback=lambda p: p.done == 10)  # four levels per pass
+    assert cut.n_batches == 8
+    assert torch.equal(cut.x, whole.x[:24])
+    assert torch.equal(smc.sample().x, whole.x[24:])  # the pass that was cut is made again
+    with pytest.raises(cd.StoppedError, match="level 1"):
+        going_on().sample(3, callback=lambda p: p.done == 3)
+
+
+def test_a_snapshot_goes_on_bit_for_bit():
+    smc = going_on()
+    [smc.step() for _ in range(3)]
+    again = going_on(start=smc.snapshot())
+    assert torch.equal(again.output(), smc.output())
+    for _ in range(3):
+        one, two = smc.step(), again.step()
+        assert torch.equal(smc.output(), again.output())
+        assert torch.equal(one.log_z, two.log_z)
+        assert one.rows == two.rows
+    with pytest.raises(cd.InputError, match="there are no draws before the first step"):
+        going_on().output()
+
+
+def kept_draws(smc, n, burn_in):
+    draws = []
+    for i in range(n + burn_in):
+        smc.step()
+        if i >= burn_in:
+            draws.append(smc.output()[:, 0])
+    return torch.stack(draws).mean(0)
+
+
+def test_draws_that_are_kept_have_equal_weights(monkeypatch):
+    """Batches of two particles: the mean of their draws is far off, unless Z decides which of them stay."""
+    mean = law_at(0.3, slope=B)[1]
+
+    def check():
+        target = product().tilt(lambda x: B * x[:, 0], on="state", anneal=cd.anneal.power(2, floor=0.1))
+        smc = cd.SMC(target, COARSE, n_particles=2, n_batches=500, process=exact_process(COARSE), seed=3)
+        assert_mean(kept_draws(smc, 30, 15), mean)
+
+    check()
+    monkeypatch.setattr(Stream, "bernoulli", lambda self, log_p: torch.ones_like(log_p, dtype=torch.bool))
+    refuted(check)
+
+
+def test_the_target_may_change_while_it_runs():
+    smc = going_on(n_batches=300)
+    before = kept_draws(smc, 5, 3)
+    smc.target = MIXTURE**1.8
+    with pytest.raises(cd.InputError, match="before the first step"):
+        smc.output()
+    info = smc.step()
+    assert info.accepted.all()
+    assert (info.born == 9).all()
+    after = kept_draws(smc, 5, 3)
+    fresh = kept_draws(cd.SMC(MIXTURE**1.8, COARSE, n_particles=3, n_batches=300, process=Gaussian(variance=0.8)), 5, 3)
+    error = math.hypot(float(after.std()), float(fresh.std())) / 300**0.5
+    assert abs(float(after.mean() - fresh.mean())) < 5 * error
+    assert abs(float(after.mean() - before.mean())) > 5 * error
+
+
 # -- each method's own formula -------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crepe_diffusion.batches import IMPOSSIBLE
+from crepe_diffusion.batches import IMPOSSIBLE, rows_like
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.models import Model
@@ -160,11 +160,18 @@ def resample_unequal(
 
 @dataclass(frozen=True)
 class Pass(Info):
-    """One pass of all batches: the estimate of log Z of each, (batches,), and the weight of its draw within it."""
+    """One pass of all batches: its estimate of log Z of each, (batches,), and `level_ess` (levels, batches).
+
+    `accepted`: whether the draw of a batch was replaced by one of this pass; `replica`, `born` and `kept_log_z` are the
+    particle, the pass and its log Z of the draw that is kept now.
+    """
 
     log_z: Tensor
-    weight: Tensor
     level_ess: Tensor
+    accepted: Tensor
+    replica: Tensor
+    born: Tensor
+    kept_log_z: Tensor
 
 
 class SMC:
@@ -180,8 +187,10 @@ class SMC:
     - `start`: the `snapshot()` of a sampler to go on from, bit for bit.
 
     It goes on for as long as you like: `sample(n)` makes n further passes and pools their batches by Z, and the results
-    of several calls are pooled by `Particles.joined`. For a run in a folder a batch is a chain: each pass gives one
-    draw per batch, chosen by weight, with the batch's `log_z`, by which draws are to be weighted.
+    of several calls are pooled by `Particles.joined`. A run in a folder keeps draws of equal weight, one per batch and
+    pass: `step` draws a particle of the new pass by its weight, and accepts it with probability `min(1, Z_new / Z_old)`
+    (particle independent Metropolis-Hastings; Andrieu, Doucet and Holenstein 2010), else the draw before it counts
+    again. Both are consistent for batches of any size; pooling by Z has the smaller error, since all particles count.
 
     Feynman-Kac correctors with a reward cost `2 M K + 1`. `log_z` is relative to the noise law without its reward.
 
@@ -247,12 +256,15 @@ class SMC:
             start=start,
             check=self.weight.check,
         )
-        self.iteration = 0 if start is None else int(start["iteration"])
+        self.iteration = 0
         self.x = self.evaluate.empty(self.n_batches)
+        self.replica = self.born = torch.zeros(self.n_batches, dtype=torch.long)
+        self.log_z = torch.full((self.n_batches,), -math.inf, dtype=torch.float64)
         if start is not None:
             if start["x"].shape != self.x.shape:
                 raise InputError(f"the snapshot holds draws {tuple(start['x'].shape)}, not {tuple(self.x.shape)}")
-            self.x = start["x"].clone()
+            self.iteration, self.x, self.log_z = int(start["iteration"]), start["x"].clone(), start["log_z"].clone()
+            self.replica, self.born = start["replica"].clone(), start["born"].clone()
 
     diagnostics = None
 
@@ -294,15 +306,27 @@ class SMC:
         return Particles.joined(done)
 
     def step(self) -> Pass:
-        """One pass; its draws are `output()`, one per batch."""
+        """One pass, and a decision for each batch whether its draw is replaced by one of it."""
         particles = self._pass(lambda level: None)
-        self.iteration += 1
-        kept = self._stream(self.iteration).at("kept").categorical(particles.log_weights)
-        rows = kept + torch.arange(self.n_batches) * self.n_particles
-        self.x = particles.x[rows.to(particles.x.device)]
-        weight = particles.log_weights.gather(1, kept[:, None])[:, 0].exp()
-        counts = self.evaluate.counts.rows
-        return Pass(self.iteration, counts, particles.batch_log_z, weight, particles.level_ess)
+        n = self.iteration + 1
+        stream = self._stream(n)
+        drawn = stream.at("draw").categorical(particles.log_weights)
+        accepted = stream.at("accept").bernoulli(particles.batch_log_z - self.log_z)
+        rows = (drawn + torch.arange(self.n_batches) * self.n_particles).to(particles.x.device)
+        self.x = torch.where(rows_like(accepted, self.x).to(rows.device), particles.x[rows], self.x.to(rows.device))
+        self.log_z = torch.where(accepted, particles.batch_log_z, self.log_z)
+        self.replica, self.born = torch.where(accepted, drawn, self.replica), torch.where(accepted, n, self.born)
+        self.iteration = n
+        return Pass(
+            iteration=n,
+            rows=self.evaluate.counts.rows,
+            log_z=particles.batch_log_z,
+            level_ess=particles.level_ess,
+            accepted=accepted,
+            replica=self.replica,
+            born=self.born,
+            kept_log_z=self.log_z,
+        )
 
     def _stream(self, n: int) -> Stream:
         """Of pass n; the first one has that of the seed itself."""
@@ -332,26 +356,38 @@ class SMC:
     # -- going on ----------------------------------------------------------------------------------------
 
     def output(self) -> Tensor:
-        """The draws of the last `step`, one per batch, chosen by weight: (batches, *event)."""
-        if not self.iteration:
+        """The draws that the last `step` kept, one per batch, of equal weight: (batches, *event)."""
+        if not bool(self.log_z.isfinite().all()):
             raise InputError("there are no draws before the first step: call step() first")
         return self.x
 
     @property
     def draw_columns(self) -> dict[str, Column]:
-        """The batch's estimate of log Z, by which its draw counts, and the weight that the draw had in its batch."""
-        return {name: Column("float64", (self.n_batches,), ("chain",)) for name in ("log_z", "weight")}
+        """The particle, the pass from which a draw comes, and the log Z of its batch there."""
+        shape, names = (self.n_batches,), ("chain",)
+        types = {"replica": "int32", "born": "int64", "log_z": "float64"}
+        return {name: Column(dtype, shape, names) for name, dtype in types.items()}
 
     @property
     def trace_columns(self) -> Mapping[str, Column]:
-        """The mean over batches of the effective number of particles at each level."""
-        return {"ess": Column("float32", (self.ladder.n_levels,), ("level",))}
+        """log Z of every batch, the share of draws replaced, and the mean effective number of particles per level."""
+        return {
+            "log_z": Column("float64", (self.n_batches,), ("chain",)),
+            "accepted": Column("float32"),
+            "ess": Column("float32", (self.ladder.n_levels,), ("level",)),
+        }
 
     def draw_row(self, info: Pass) -> dict[str, np.ndarray]:
-        return {"log_z": info.log_z.numpy(force=True), "weight": info.weight.numpy(force=True)}
+        row = {"replica": info.replica, "born": info.born, "log_z": info.kept_log_z}
+        return {name: value.numpy(force=True) for name, value in row.items()}
 
     def trace_rows(self, infos: Sequence[Pass]) -> dict[str, np.ndarray]:
-        return {"ess": torch.stack([i.level_ess.mean(1) for i in infos]).numpy(force=True)}
+        rows = {
+            "log_z": torch.stack([i.log_z for i in infos]),
+            "accepted": torch.stack([i.accepted for i in infos]).to(torch.float32).mean(1),
+            "ess": torch.stack([i.level_ess.mean(1) for i in infos]),
+        }
+        return {name: value.numpy(force=True) for name, value in rows.items()}
 
     def restart_diagnostics(self) -> None:
         """There are none: passes are independent."""
@@ -362,7 +398,7 @@ class SMC:
 
     @target.setter
     def target(self, target: Target | Model) -> None:
-        """The next pass is one of the new target."""
+        """The next pass is one of the new target, and its draws replace those of the old one."""
         self.evaluate = prepare_again(
             self.evaluate,
             target,
@@ -372,6 +408,7 @@ class SMC:
             fit_samples=self.fit_samples,
             check=self.weight.check,
         )
+        self.log_z = torch.full_like(self.log_z, -math.inf)
 
     @property
     def ladder(self) -> Ladder:
@@ -379,7 +416,8 @@ class SMC:
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that the next iterations depend on besides target, settings and seed."""
-        return packed(self.evaluate, {"": {"x": self.x, "iteration": torch.tensor(self.iteration)}})
+        state = {"x": self.x, "iteration": torch.tensor(self.iteration), "log_z": self.log_z}
+        return packed(self.evaluate, {"": {**state, "replica": self.replica, "born": self.born}})
 
 
 def _ess(log_w: Tensor) -> Tensor:
