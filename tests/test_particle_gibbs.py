@@ -338,3 +338,61 @@ def test_bad_settings_are_refused():
         tempered(n_particles=1)
     with pytest.raises(cd.InputError, match="ess_threshold must be between 0 and 1, got 2"):
         tempered(ess_threshold=2)
+
+
+# -- runs in folders, of both samplers that are made of passes -----------------------------------------------
+
+KINDS = {"smc": {"n_particles": 8, "n_batches": 3}, "particle-gibbs": {"n_particles": 4, "n_chains": 3}}
+
+
+def config(kind):
+    return {
+        "experiment": "mixture-tilt",
+        "ladder": {"kind": "karras", "n_levels": 6, "sigma_min": 0.05, "sigma_max": 20.0},
+        "sampler": {"kind": kind, "seed": 3, "fit_samples": 16, **KINDS[kind]},
+        "output": {"checkpoint_iterations": 2},
+        "stop": {"iterations": 30},
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_resumes_bit_for_bit_and_has_a_report(kind, tmp_path):
+    with cd.Run.start(tmp_path / "whole", config(kind)) as run:
+        run.run()
+    with cd.Run.start(tmp_path / "parts", config(kind)) as run:
+        run.run(iterations=11)
+    with cd.Run.resume(tmp_path / "parts") as run:
+        run.run(iterations=30)
+    whole, parts = cd.read_run(tmp_path / "whole"), cd.read_run(tmp_path / "parts")
+    assert whole.x.shape[:2] == (30, 3)
+    assert (whole.x == parts.x).all()
+    for name in ("replica", "born"):
+        assert (whole.columns[name] == parts.columns[name]).all()
+    for name in set(whole.trace) - {"seconds"}:
+        assert (whole.trace[name] == parts.trace[name]).all(), name
+    page = cd.write_report(whole, tmp_path / "report.html").read_text()
+    assert "Scalars and burn-in" in page
+    assert cd.verdict(whole).level in ("ok", "look", "do not trust")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_is_refined_while_it_goes_on(kind, tmp_path):
+    cls = {"smc": cd.SMC, "particle-gibbs": cd.ParticleGibbs}[kind]
+    size = {"smc": {"n_particles": 4, "n_batches": 60}, "particle-gibbs": {"n_particles": 4, "n_chains": 60}}[kind]
+    p = cd.models.GaussianMixture([0.5, 0.5], [[-1.0], [1.0]], [0.4, 0.4])
+    run = cd.Run(tmp_path / "run", cls(p, LADDER, **size, **FAST))
+    run.run(iterations=20)
+    run.refine(add=[cd.Reward(lambda x: 1.5 * x[:, 0], name="right", on="state")])
+    run.run(iterations=40)
+    data = run.data()
+    assert data.target.tolist() == [0] * 20 + [1] * 20
+    right = (data.x[..., 0] > 0).mean(1)
+    # exp(1.5 x) weighs the modes by exp(-1.5) and exp(1.5)
+    assert abs(right[:20].mean() - 0.5) < 0.05
+    assert abs(right[25:].mean() - 1 / (1 + math.exp(-3.0))) < 0.03
+    run.close()
+    with cd.Run.resume(
+        tmp_path / "run", target=p, rewards=[cd.Reward(lambda x: 1.5 * x[:, 0], name="right", on="state")]
+    ) as run:
+        run.run(iterations=42)
+        assert run.data().x.shape[0] == 42

@@ -48,9 +48,9 @@ class Continuing(Protocol[InfoT]):
     """A sampler that makes one draw per chain and iteration, for as long as one likes.
 
     The class takes `(target, ladder, *, n_chains, seed, process, proposal, micro_batch, nonfinite, fit_samples, start)`
-    and may take more. `start` is the `snapshot()` of a sampler with the same settings and seed: the new one goes on
-    from there, bit for bit, and neither fits nor denoises first. Iteration n depends on the state before it, the seed
-    and n alone.
+    and may take more (the chains of `SMC` are its `n_batches`). `start` is the `snapshot()` of a sampler with the same
+    settings and seed: the new one goes on from there, bit for bit, and neither fits nor denoises first. Iteration n
+    depends on the state before it, the seed and n alone.
 
     What a store keeps beside `x`, `iteration` and the clock is described by two tables of columns. `draw_row` gives
     the values of `draw_columns` for the draw of one iteration, `trace_rows` those of `trace_columns` for several
