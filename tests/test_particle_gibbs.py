@@ -217,6 +217,16 @@ def test_intervals_of_chains_cover_the_truth():
     refuted(check_intervals, independent, mean)
 
 
+def test_verdict_counts_tours():
+    """One tour of one chain is no evidence, however many particles there are."""
+    out = tempered(n_chains=20, n_particles=16).sample(12)
+    assert out.verdict().level == "ok"
+    alone = tempered(n_chains=1, n_particles=16).sample(3)
+    alone = replace(alone, born=torch.zeros_like(alone.born), replica=torch.zeros_like(alone.replica))
+    assert alone.verdict().level == "do not trust"
+    assert "1.0 of 1 tours count" in str(alone.verdict())
+
+
 def test_control_off_weighs_nothing():
     out = cd.ParticleGibbs(MIXTURE, LADDER, n_particles=5, n_chains=3, **FAST).sample(4)
     assert (out.log_weights + math.log(5)).abs().max() <= 1e-10

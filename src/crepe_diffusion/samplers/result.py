@@ -340,7 +340,7 @@ class Sweeps(Result):
             "level_ess": self.level_ess.mean((0, 2)),
         }
 
-    def series(self, function: Function) -> Tensor:
+    def scalar(self, function: Function) -> Tensor:
         """The weighted mean of a scalar in each sweep, (sweeps, chains)."""
         values = self.values(function).to(torch.float64).reshape(self.log_weights.shape)
         return (self.log_weights.exp() * values).sum(2)
@@ -355,7 +355,7 @@ class Sweeps(Result):
 
     def mean(self, function: Function) -> Estimate:
         """The error is the larger of those by autocorrelation of the sweeps and by tours."""
-        return mean_of(self.series(function), self.tours)
+        return mean_of(self.scalar(function), self.tours)
 
     def ess(self, function: Function) -> float:
         values, error = self.values(function).to(torch.float64), self.mean(function).error
@@ -374,6 +374,14 @@ class Sweeps(Result):
         value = math.log(log_z.numel()) - float((-log_z).flatten().logsumexp(0))
         inverse = mean_of((value - log_z).exp(), self.tours)
         return Estimate(value, inverse.error, inverse.dof)
+
+    def verdict(self, scalars: Mapping[str, Function] | None = None) -> Verdict:
+        """Judged as particles are, with tours as their clusters."""
+        if not len(self.x):
+            return Verdict("do not trust", ["there are no draws"], ["run longer"])
+        chosen = default_scalars(tuple(self.x.shape[1:])) if scalars is None else scalars
+        shares = (self.tours.unique(return_counts=True)[1] / self.tours.numel()).tolist()
+        return judge_particles(shares, "tours", self.log_z, {name: self.ess(f) for name, f in chosen.items()})
 
 
 @dataclass(frozen=True)
