@@ -92,6 +92,13 @@ def test_uniform_tokens_substeps_and_other_ladders():
     assert max(violations(tokens("masked", "everything", vocab=2, n_levels=4), 2)) <= TOLERANCE
 
 
+def test_dependent_positions_that_change_one_by_one():
+    """Exact where each turn changes one position; both at once, multiplied as if independent, are seen to be off."""
+    pair = {"vocab": 2, "length": 2, "dependent": True, "n_levels": 2}
+    assert max(violations(tokens("masked", "everything", **pair, at_once=1), 2)) <= TOLERANCE
+    assert min(violations(tokens("masked", "everything", **pair, at_once=2), 2)) > 1e-4
+
+
 def check_exact():
     assert max(violations(tokens("masked", "everything", vocab=2), 2)) <= TOLERANCE
 

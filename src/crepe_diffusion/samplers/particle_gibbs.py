@@ -66,8 +66,10 @@ class ParticleGibbs:
       rule given that the kept path goes on;
     - the others are those of `ReplicaExchange`.
 
-    Per sweep and chain: `(N - 1) (M K + 1)` rows down and `M K` up. Ancestor sampling is left out: it would bring new
-    upper parts to the kept path, and the walk up brings an independent one in every sweep.
+    Per sweep and chain: `(N - 1) (M K + 1)` rows down and `M K` up; a walk of tokens that change in turns costs one row
+    per turn instead of `M K`. Ancestor sampling is left out: it would bring new upper parts to the kept path, and the
+    walk up brings an independent one in every sweep. That walk is exact as far as `log_work` is: where steps are large,
+    the bias is that of replica exchange, and may be larger than that of SMC.
 
     >>> from crepe_diffusion.models import GaussianMixture
     >>> from crepe_diffusion.schedules import ladder
