@@ -194,7 +194,13 @@ def _ladder(e: Evidence) -> Iterator[Finding]:
 
 
 def _young(e: Evidence) -> Iterator[Finding]:
-    """Replicas have not made enough trips through the ladder to forget where they began."""
+    """Replicas have not made enough trips through the ladder to forget where they began.
+
+    Those that started from a pass of particles need not forget it: its particles have the law of their level, errors
+    count relatives among them as one, and chain and pass are compared.
+    """
+    if e.data.started_from is not None:
+        return
     d = e.diagnostics
     trips = d.round_trips() / (d.n_levels * d.n_chains)
     if not e.works_known or d.n_iterations < MIN_DRAWS or trips >= FEW_TRIPS:
