@@ -108,7 +108,7 @@ def test_communication_is_what_the_diagnostics_say(data, page):
     assert said["round trips counted"] == str(d.round_trips())
     assert said["round trips predicted"] == f"{d.predicted_round_trips():.1f}"
     assert said["fresh arrivals at the data end"] == page.text["restarts"] == str(d.restarts())
-    assert said["levels that Lambda asks for (2 Lambda + 1)"] == str(d.suggested_levels())
+    assert said["suggested levels (2 Lambda + 1)"] == str(d.suggested_levels())
     assert said["levels, sub-steps between them"] == "9, 1"
     m = int(d.acceptance().argmin())
     assert said["least acceptance"] == f"{percent(float(d.acceptance()[m]))} between levels {m} and {m + 1}"

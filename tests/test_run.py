@@ -239,10 +239,10 @@ def test_a_changed_model_is_refused(tmp_path: Path) -> None:
         run.run(iterations=4)
     with pytest.raises(cd.InputError, match="the model or its process gives other values"):
         Run.resume(tmp_path / "run", target=mixture(0.1))
-    heard: list[str] = []
-    with Run.resume(tmp_path / "run", target=mixture(0.1), allow_changed=True, tell=heard.append) as run:
+    notes: list[str] = []
+    with Run.resume(tmp_path / "run", target=mixture(0.1), allow_changed=True, notify=notes.append) as run:
         run.run(iterations=6)
-    assert "the model or its process gives other values" in heard[0]
+    assert "the model or its process gives other values" in notes[0]
 
 
 def test_a_process_is_kept_or_has_to_be_passed_again(tmp_path: Path) -> None:
@@ -275,11 +275,11 @@ def test_a_changed_configuration_is_refused(tmp_path: Path) -> None:
     path.write_text(text.replace("seed = 0", "sede = 0"))
     with pytest.raises(cd.InputError, match=r"config\.toml: \[sampler\]: unknown key 'sede', did you mean 'seed'"):
         Run.resume(tmp_path / "run")
-    heard: list[str] = []
+    notes: list[str] = []
     path.write_text(text.replace("iterations = 4", "iterations = 6"))
-    with Run.resume(tmp_path / "run", tell=heard.append) as run:
+    with Run.resume(tmp_path / "run", notify=notes.append) as run:
         assert run.run().reason == "iterations = 6"
-    assert "may change" in heard[0]
+    assert "changed only where it may be" in notes[0]
 
 
 BAD = [
@@ -529,13 +529,13 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> Non
     assert any(str(newest) in str(p) for p in problems(tmp_path / "hurt"))
     data = read_run(tmp_path / "hurt")  # the samples are whole; the state is not needed for a report
     assert data.n_draws == 17
-    heard: list[str] = []
+    notes: list[str] = []
     for name in ("whole", "hurt"):
-        with Run.resume(tmp_path / name, tell=heard.append) as run:
+        with Run.resume(tmp_path / name, notify=notes.append) as run:
             assert run.sampler.iteration == (17 if name == "whole" else 15)
             run.run(iterations=20)
-    assert len(heard) == 1
-    assert str(newest) in heard[0]
+    assert len(notes) == 1
+    assert str(newest) in notes[0]
     aside = tmp_path / "hurt/checkpoints/damaged-00000017"
     assert aside.is_dir()
     assert [p.path for p in problems(tmp_path / "hurt")] == [aside]
@@ -557,12 +557,12 @@ def test_the_history_is_also_in_the_checkpoint(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:40])
     with pytest.raises(DamagedError, match=str(path)):
         read_run(tmp_path / "hurt")
-    heard: list[str] = []
+    notes: list[str] = []
     for name in ("whole", "hurt"):
-        with Run.resume(tmp_path / name, tell=heard.append) as run:
+        with Run.resume(tmp_path / name, notify=notes.append) as run:
             run.run(iterations=10)
     assert_same_run(tmp_path / "hurt", tmp_path / "whole")
-    assert str(path) in heard[0]
+    assert str(path) in notes[0]
 
 
 def test_two_checkpoints_are_kept(tmp_path: Path) -> None:

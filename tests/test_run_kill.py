@@ -132,26 +132,26 @@ def test_damage_is_named_or_harmless(reference: Path, tmp_path: Path) -> None:
     told = harmless = 0
     for folder, name in damaged_copies(reference, tmp_path, 50, seed=3):
         where = str(folder / name)
-        heard = [str(p) for p in problems(folder)]
+        notes = [str(p) for p in problems(folder)]
         try:
             data = read_run(folder)
         except (DamagedError, InputError) as error:
-            heard.append(str(error))
+            notes.append(str(error))
         else:
-            heard += data.notes
+            notes += data.notes
             assert np.array_equal(data.x, before.x)
             assert np.array_equal(data.target, before.target)
         try:
-            with Run.resume(folder, tell=heard.append) as run:
+            with Run.resume(folder, notify=notes.append) as run:
                 run.run(iterations=n)
         except (DamagedError, InputError) as error:
-            heard.append(str(error))
+            notes.append(str(error))
         else:
             resumed = read_run(folder)
             assert np.array_equal(resumed.x, after.x), where
             assert np.array_equal(resumed.iteration, after.iteration)
             assert torch.equal(resumed.diagnostics.accepts, after.diagnostics.accepts)
-        named = any(str(name) in text for text in heard)
+        named = any(str(name) in text for text in notes)
         told, harmless = told + named, harmless + (not named)
         # The log is for people, and the lock is empty: nothing is computed from them.
         assert named or name.name in ("log.txt",), where

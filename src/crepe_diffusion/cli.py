@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped at once; resume goes on from the last checkpoint", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of this output has gone; leave too, without complaint at exit.
+        # The reader of this output has gone; leave too, without an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except ModuleNotFoundError as error:
@@ -162,10 +162,10 @@ def _run(given: argparse.Namespace) -> int:
 def _resume(given: argparse.Namespace) -> int:
     from crepe_diffusion.run import Run
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         print(f"crepe-diffusion: {text}", file=sys.stderr)
 
-    return _go(Run.resume(given.folder, allow_changed=given.allow_changed, tell=tell), given)
+    return _go(Run.resume(given.folder, allow_changed=given.allow_changed, notify=notify), given)
 
 
 def _go(run: Run, given: argparse.Namespace) -> int:
@@ -208,7 +208,7 @@ def _refine(given: argparse.Namespace) -> int:
             experiment, _ = build(config["experiment"], config.get("options", {}))
             for table in rewards:
                 experiment.reward_table(table)
-    path = control.ask(given.folder, request)
+    path = control.leave(given.folder, request)
     if not running:
         print(f"{given.folder} is not running; the new target is in force when it is resumed")
         return FINISHED

@@ -7,7 +7,7 @@ Truths are computed when they are read: whole powers of a mixture are mixtures a
 a plane need a sum over a grid, whatever the dimension; tables of tokens are summed.
 
     battery()       the public problems, on which methods may be tuned
-    random(seed)    held-out problems of the same kinds: choose a seed that nobody has looked at, and report all of them
+    random(seed)    held-out problems of the same kinds: choose a seed that was not used before, and report all of them
 
 >>> problem = tempering(16, beta=2)
 >>> [(name, round(value, 4)) for name, value in problem.truths.items()][0]

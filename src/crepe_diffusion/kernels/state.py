@@ -46,13 +46,13 @@ class State:
         return values.reshape(self.n_chains, self.n_levels).gather(1, self.replica_at())
 
     def to_rows(self, values: Tensor) -> Tensor:
-        """Values given as (chains, levels) handed back to the rows that stand there."""
+        """Values given as (chains, levels) given to the rows that stand there."""
         return values.gather(1, self.level).flatten()
 
     def take(self, chosen: Tensor, x: Tensor, seen: Evaluation) -> tuple[Tensor, Evaluation]:
-        """A new point with its own seen where chosen, the present ones elsewhere.
+        """A new point with its own evaluation where chosen, the present ones elsewhere.
 
-        The new tensors are overwritten: a proposal belongs to nobody else, and only rejected rows are copied.
+        The new tensors are overwritten: a proposal is used nowhere else, and only rejected rows are copied.
         """
         kept = (~chosen).nonzero()[:, 0]
         news = (x, *seen.predictions, seen.drift, seen.reward)

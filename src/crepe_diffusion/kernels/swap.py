@@ -45,7 +45,7 @@ class Swaps:
 
     `log_work` is (chains, levels), down for the upper and up for the lower member of a pair, NaN where idle, minus
     infinity where the replica began outside the support;
-    `accepted` is (chains, pairs), and `active` (pairs,) says which pairs met at all.
+    `accepted` is (chains, pairs), and `active` (pairs,) marks the pairs that met.
     """
 
     log_work: Float[Tensor, "chains levels"]
@@ -56,7 +56,7 @@ class Swaps:
 def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Accept = metropolis) -> tuple[State, Swaps]:
     """One communication step of parity n over all pairs of that parity.
 
-    The noise-end replica is drawn afresh while it has no partner, inside the same network batch, so that it is new
+    The noise-end replica is drawn again while it has no partner, inside the same network batch, so that it is new
     each time it walks down.
     """
     levels, k = state.n_levels, evaluate.ladder.substeps

@@ -1,4 +1,4 @@
-"""The preconditioning of Karras et al. (2022) around a bare network, for all directions alike or for each by itself."""
+"""The preconditioning of Karras et al. (2022) around a bare network: one scale for all directions, or one for each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class EDM(nn.Module):
 
     `sigma_data` is the scale of the data, or one scale for each row of an orthonormal `basis` of the flattened event;
     `F` then sees the coordinates in that basis. With the data's main directions as the basis, `F` has to learn only
-    what no linear denoiser knows. That matters where scales differ much, as along smooth curves.
+    what a linear denoiser cannot do. That matters where scales differ much, as along smooth curves.
 
     >>> from crepe_diffusion.models import Denoiser
     >>> network = lambda y, c_noise: torch.zeros_like(y)          # with nothing learned: the best linear denoiser

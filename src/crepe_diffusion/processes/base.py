@@ -49,7 +49,7 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is known of a point at its time: the prediction of each model, the proposal's drift, r_t(x)."""
+    """What is stored of a point at its time: the prediction of each model, the proposal's drift, r_t(x)."""
 
     predictions: tuple[Shaped[Tensor, "rows ..."], ...]
     drift: Shaped[Tensor, "rows ..."]
@@ -57,7 +57,7 @@ class Evaluation:
 
     @property
     def possible(self) -> Tensor:
-        """Rows that the target gives any weight at all, (rows,)."""
+        """Rows to which the target gives a positive weight, (rows,)."""
         return self.reward > IMPOSSIBLE / 2
 
     def rows(self, index: Tensor) -> Evaluation:
@@ -110,7 +110,7 @@ class Process(ABC):
     def drift(
         self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
     ) -> Tensor:
-        """Where the proposal wants to go from x: a score, or log-probabilities of tokens."""
+        """The direction of the proposal at x: a score, or log-probabilities of tokens."""
 
     @abstractmethod
     def step(

@@ -17,7 +17,7 @@ __all__ = ["Html", "box", "document", "figures", "number", "publish", "section",
 # Colour is never alone: a sign and a word mean the same.
 SIGNS = {"ok": "&#10003;", "look": "!", "do not trust": "&#10007;"}
 WORDS = {
-    "ok": "OK: nothing speaks against this run",
+    "ok": "OK: no rule found a problem",
     "look": "Look before you use this",
     "do not trust": "Do not trust this",
 }

@@ -1,6 +1,6 @@
 """A run on one page, the verdict first; several runs side by side at equal network evaluations.
 
-All numbers come from `Evidence`, which is also what the verdict was reached on.
+All numbers come from `Evidence`, which the verdict is based on too.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _communication(e: Evidence, draw: Callable[..., Html]) -> Html:
     slowest = int(e.acceptance.argmin())
     rows: list[tuple[object, object]] = [
         ("levels, sub-steps between them", f"{d.n_levels}, {e.data.substeps}"),
-        ("levels that Lambda asks for (2 Lambda + 1)", e.suggested_levels),
+        ("suggested levels (2 Lambda + 1)", e.suggested_levels),
         ("barrier Lambda", str(e.barrier)),
         ("least acceptance", f"{percent(e.acceptance[slowest])} between levels {slowest} and {slowest + 1}"),
         ("round trips counted", d.round_trips()),

@@ -1,4 +1,4 @@
-"""Checkpoints: all of a chain's state in a directory that appears at one stroke, and is read against checksums.
+"""Checkpoints: all of a chain's state in a directory that appears in one step, and is read against checksums.
 
 checkpoints/00000120/state.json                 where the run stands, and the checksums of the other two
 checkpoints/00000120/state.safetensors          the sampler's snapshot
@@ -77,7 +77,7 @@ def write(folder: Path, position: Position, snapshot: dict[str, Tensor], reporte
     os.rename(aside, final)
     sync_directory(root)
     for old in _all(folder)[N_KEPT:]:
-        # It disappears at one stroke too: a reader finds all of it or nothing.
+        # It disappears in one step too: a reader finds all of it or nothing.
         gone = old.with_name(f"{ASIDE}old-{old.name}")
         os.rename(old, gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -107,9 +107,9 @@ def load(path: Path, *, only_reported: bool = False) -> tuple[Position, dict[str
 
 
 def newest(
-    folder: Path, tell: Callable[[DamagedError], None], *, only_reported: bool = False
+    folder: Path, notify: Callable[[DamagedError], None], *, only_reported: bool = False
 ) -> tuple[Path, Position, dict[str, Tensor]]:
-    """The newest checkpoint that is whole; `tell` is called with the error of every one that is not."""
+    """The newest checkpoint that is whole; `notify` is called with the error of every one that is not."""
     damaged: list[Path] = []
     while True:
         left = [path for path in _all(folder) if path not in damaged]
@@ -121,11 +121,11 @@ def newest(
             damaged.append(left[0])
             # A running process may have replaced the checkpoint while it was read.
             if left[0].exists():
-                tell(error)
+                notify(error)
 
 
 def set_aside(path: Path) -> None:
-    """Keep a damaged checkpoint for a look, under a name by which it is never loaded."""
+    """Keep a damaged checkpoint for inspection, under a name by which it is never loaded."""
     other = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(other, ignore_errors=True)
     os.rename(path, other)

@@ -202,7 +202,7 @@ def _sampler(table: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any,
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file, with its name in every complaint."""
+    """A TOML file, with its name in every error."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

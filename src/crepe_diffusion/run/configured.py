@@ -1,7 +1,7 @@
 """Objects from tables and tables from objects: the one place where a configuration becomes Python, and back.
 
     { kind = "bounce", n_steps = 2 }                      one of ours, by the short form of its class's name
-    { kind = "my_moves:Mala", step = 0.3 }                anybody's class, with its fields
+    { kind = "my_moves:Mala", step = 0.3 }                a class of yours, with its fields
     { kind = "my_rewards:near", centre = 2.0 }            a function with some of its arguments, where one is wanted
     "my_rewards:near"                                     a function or a class as it is, where one is wanted
     { kind = "none" }                                     None, where a default is something else
@@ -47,7 +47,7 @@ __all__ = [
 PUBLIC = ("samplers", "kernels", "proposals", "processes", "stitching", "schedules")
 """Rooms whose public classes have a short name."""
 LARGEST_TENSOR = 10_000
-"""More numbers than this do not belong into a file that people read."""
+"""More numbers than this do not belong in a file that people read."""
 
 Names = Mapping[str, Any]
 

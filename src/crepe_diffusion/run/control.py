@@ -1,4 +1,4 @@
-"""Requests to a run, left in its folder: taken up between two iterations if it is running, on resume if it is not.
+"""Requests to a run, left in its folder: handled between two iterations if it is running, else on resume.
 
 control/<id>.json           a request, published whole
 control/<id>.answer.json    what became of it
@@ -18,7 +18,7 @@ from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.configured import merged, nearest
 from crepe_diffusion.run.files import ASIDE, DamagedError, read_json, write_json
 
-__all__ = ["Request", "answer", "ask", "await_answer", "pending", "refined"]
+__all__ = ["Request", "answer", "await_answer", "leave", "pending", "refined"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def refined(rewards: Sequence[Mapping[str, Any]], request: Request) -> list[dict
     return list(table.values())
 
 
-def ask(folder: Path, request: Request) -> Path:
+def leave(folder: Path, request: Request) -> Path:
     """Leave a request; the path is where `await_answer` looks."""
-    # Requests are taken up in the order of their names.
+    # Requests are handled in the order of their names.
     request = replace(request, id=f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}")
     (folder / "control").mkdir(exist_ok=True)
     path = folder / "control" / f"{request.id}.json"

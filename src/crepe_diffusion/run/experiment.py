@@ -32,7 +32,7 @@ class Experiment:
 
     - `target`: the law before any reward; `process`: kernels other than the model's own;
     - `rewards`: short names of reward functions, `function(batch, **fields) -> (rows,)`; `terms`: finished terms, which
-      a `[[reward]]` table takes up by their name;
+      a `[[reward]]` table uses by their name;
     - `anneals`: further ways to anneal a reward, by name;
     - `scalars`: functions of a batch of samples; `defaults`: tables of the configuration that suit this experiment;
     - `fingerprint`: anything that changes when the weights do (predictions at a few points are compared anyway).

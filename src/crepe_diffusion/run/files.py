@@ -36,7 +36,7 @@ class DamagedError(RuntimeError):
 
 
 def publish(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """Replace a file at one stroke: a reader, or a crash, sees the old content or the new and nothing between.
+    """Replace a file in one step: a reader, or a crash, sees the old content or the new and nothing between.
 
     `sync` makes it survive a power failure too; without it only the process may die.
     """
@@ -44,7 +44,7 @@ def publish(path: Path, content: bytes, *, sync: bool = True) -> None:
 
 
 def publish_all(contents: Mapping[Path, bytes], *, sync: bool = True) -> None:
-    """Each file at one stroke, in order, none before all are written."""
+    """Each file in one step, in order, none before all are written."""
     for path, content in contents.items():
         _aside(path).write_bytes(content)
     if sync and len(contents) > 1:

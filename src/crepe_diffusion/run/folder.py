@@ -45,7 +45,7 @@ def require_run(folder: Path) -> None:
 
 
 class Lock:
-    """Held by the process that runs a run; the system lets go of it however that process ends."""
+    """Held by the process that runs a run; the system releases it when that process ends in any way."""
 
     def __init__(self, folder: Path):
         self.path = folder / ".lock"

@@ -91,7 +91,7 @@ class History:
         return True
 
     def answer_requests(self, sampler: Continuing[Any], log: Log, changed: Callable[[], None]) -> None:
-        """Take up what `crepe-diffusion refine` has left, once all that was accepted before is in force."""
+        """Handle what `crepe-diffusion refine` has left, once all that was accepted before is in force."""
         if not self.is_last:
             return
         known = {entry["request"] for entry in self.entries}

@@ -50,7 +50,7 @@ def write_information(folder: Path, config: Config, experiment: Experiment, impo
 
 
 def check_schema(folder: Path) -> None:
-    """Refuse the folder of another version by name, rather than complain about its parts."""
+    """Refuse the folder of another version by name, rather than fail on its parts."""
     try:
         schema = read_json(folder / "run.json").get("schema")
     except (OSError, DamagedError):
@@ -78,7 +78,7 @@ def text_digest(config: Config) -> str:
 
 
 def write_changed(folder: Path, config: Config) -> None:
-    """A configuration that was changed in what may change."""
+    """A configuration that was changed only where it may be."""
     write_config(folder, config)
     write_json(folder / "run.json", {**read_json(folder / "run.json"), "config_text": text_digest(config)})
 
@@ -124,7 +124,7 @@ def _digest_numbers(z: Tensor) -> list[float]:
     return [*moments, *(float(v) if math.isfinite(v) else 0.0 for v in flat[:6].tolist())]
 
 
-def check_probe(folder: Path, now: Probe, before: Probe, allow_changed: bool, say: Callable[[str], None]) -> None:
+def check_probe(folder: Path, now: Probe, before: Probe, allow_changed: bool, notify: Callable[[str], None]) -> None:
     for part, what in (
         ("models", "the model or its process gives"),
         ("rewards", "the rewards or the proposal give"),
@@ -136,13 +136,13 @@ def check_probe(folder: Path, now: Probe, before: Probe, allow_changed: bool, sa
         if not same:
             text = f"{what} other values than when the run began"
             if not allow_changed:
-                raise InputError(f"{folder}: {text}; --allow-changed goes on nevertheless")
-            say(text)
+                raise InputError(f"{folder}: {text}; --allow-changed goes on anyway")
+            notify(text)
             return
 
 
 def check_unchanged(
-    folder: Path, config: Config, experiment: Experiment, allow_changed: bool, say: Callable[[str], None]
+    folder: Path, config: Config, experiment: Experiment, allow_changed: bool, notify: Callable[[str], None]
 ) -> None:
     """Compare configuration and fingerprint with those that the run began with."""
     try:
@@ -150,21 +150,21 @@ def check_unchanged(
     except (OSError, DamagedError) as error:
         text = f"damaged: {error}; it is not known whether configuration and model are those that the run began with"
         if not allow_changed:
-            raise DamagedError(folder / "run.json", f"{text}; --allow-changed goes on nevertheless") from None
-        say(text)
+            raise DamagedError(folder / "run.json", f"{text}; --allow-changed goes on anyway") from None
+        notify(text)
         write_information(folder, config, experiment, "")
         return
     changes = []
     if information["config_hash"] != config.identity():
         changes.append("config.toml was changed since the run began")
     elif information["config_text"] != digest((folder / "config.toml").read_bytes()):
-        say("config.toml was changed in what may change ([stop], cadences)")
+        notify("config.toml was changed only where it may be ([stop], cadences)")
     if information["fingerprint"] != experiment.fingerprint:
         changes.append("the model is not the one that the run began with (its fingerprint differs)")
     for change in changes:
         if not allow_changed:
-            raise InputError(f"{folder}: {change}; --allow-changed goes on nevertheless")
-        say(change)
+            raise InputError(f"{folder}: {change}; --allow-changed goes on anyway")
+        notify(change)
     if changes:
         write_config(folder, config)
         new = {"config_hash": config.identity(), "config_text": text_digest(config)}

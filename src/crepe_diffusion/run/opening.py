@@ -209,7 +209,7 @@ def _scalars(config: Config, experiment: Experiment) -> Scalars:
 # -- going on ----------------------------------------------------------------------------------------------------
 
 
-def resumed(folder: Path, made: Made, allow_changed: bool, tell: Callable[[str], None]) -> Opened:
+def resumed(folder: Path, made: Made, allow_changed: bool, notify: Callable[[str], None]) -> Opened:
     """The run of this folder as its last checkpoint left it."""
     require_run(folder)
     identity.check_schema(folder)
@@ -219,17 +219,17 @@ def resumed(folder: Path, made: Made, allow_changed: bool, tell: Callable[[str],
         config, experiment = _again(folder, made)
     lock, log = _held(folder)
 
-    def say(text: str) -> None:
+    def note(text: str) -> None:
         log.session(text)
-        tell(text)
+        notify(text)
 
     try:
         clear_leftovers(folder)
         if not _names(folder / "checkpoints"):
-            say("no checkpoint was reached: starting from the beginning")
+            note("no checkpoint was reached: starting from the beginning")
             _wipe(folder, log)
             return _begin(folder, config, experiment, _first_sampler(config, experiment), import_path, lock, log)
-        return _from_checkpoint(folder, config, experiment, allow_changed, say, lock, log)
+        return _from_checkpoint(folder, config, experiment, allow_changed, note, lock, log)
     except BaseException:
         lock.release()
         raise
@@ -255,29 +255,29 @@ def _from_checkpoint(
     config: Config,
     experiment: Experiment,
     allow_changed: bool,
-    say: Callable[[str], None],
+    notify: Callable[[str], None],
     lock: Lock,
     log: Log,
 ) -> Opened:
-    identity.check_unchanged(folder, config, experiment, allow_changed, say)
+    identity.check_unchanged(folder, config, experiment, allow_changed, notify)
 
     def damaged(error: DamagedError) -> None:
-        say(f"damaged: {error}; using the checkpoint before it")
+        notify(f"damaged: {error}; using the checkpoint before it")
         checkpoint.set_aside(folder / "checkpoints" / error.path.parent.name)
 
     path, position, tensors = checkpoint.newest(folder, damaged)
     if position.config_hash != config.identity() and not allow_changed:
-        raise InputError(f"{path} belongs to another configuration; --allow-changed takes it nevertheless")
+        raise InputError(f"{path} belongs to another configuration; --allow-changed takes it anyway")
     try:
         history = History(folder, experiment, read_targets(folder), position.target)
     except DamagedError as error:
-        say(f"damaged: {error}; taken from {path}, what was changed after it is lost")
+        notify(f"damaged: {error}; taken from {path}, what was changed after it is lost")
         history = History(folder, experiment, position.history, position.target)
         history.write()
     sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
     _check_adapts(config, sampler)
     now = identity.probe(sampler.evaluate)
-    identity.check_probe(folder, now, history.now["probe"], allow_changed, say)
+    identity.check_probe(folder, now, history.now["probe"], allow_changed, notify)
     log.rewind(position.iteration)
     recorder = Recorder(folder / "samples.zarr", sampler, _scalars(config, experiment))
     _continue_store(recorder, position, log)
@@ -319,7 +319,7 @@ def _wipe(folder: Path, log: Log) -> None:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Complaints about a file begin with its name."""
+    """Errors about a file begin with its name."""
     try:
         yield
     except InputError as error:

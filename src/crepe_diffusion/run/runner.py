@@ -37,7 +37,7 @@ CONTROL_SECONDS = 0.2
 
 
 class Run:
-    """A sampler whose draws, state and history live in a folder; it is used up from where it stands.
+    """A sampler whose draws, state and history live in a folder; it goes on from its present state.
 
     Any sampler that can go on will do (`samplers.base.Continuing`), such as `ReplicaExchange`. The other arguments are
     the keys of `[output]` in `docs/runs.md`; `scalars` are functions of a batch of draws, by name. A run made in Python
@@ -102,19 +102,19 @@ class Run:
         rewards: Iterable[Reward] = (),
         scalars: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
         allow_changed: bool = False,
-        tell: Callable[[str], None] = lambda text: None,
+        notify: Callable[[str], None] = lambda text: None,
         **arguments: Any,
     ) -> Run:
         """Go on where the run was left, bit for bit, however it ended.
 
         A run that was made in Python needs its target again, its scalars if it had any, the `rewards` that were added
         later, and those `arguments` of its sampler that no file can hold, such as `explorer=Bounce(accept=my_rule)` (an
-        error names them). A changed model or configuration is refused unless `allow_changed`. `tell` is called with
+        error names them). A changed model or configuration is refused unless `allow_changed`. `notify` is called with
         what a person should read, such as a damaged checkpoint; it is in the log too.
         """
         run = cls.__new__(cls)
         made = opening.Made(target, list(rewards), scalars, arguments)
-        run._take(opening.resumed(Path(folder), made, allow_changed, tell))
+        run._take(opening.resumed(Path(folder), made, allow_changed, notify))
         return run
 
     def _take(self, opened: opening.Opened) -> None:
@@ -130,7 +130,7 @@ class Run:
                 raise
 
     def close(self) -> None:
-        """Let go of the folder; what was not checkpointed is sampled again on resume."""
+        """Release the folder; what was not checkpointed is sampled again on resume."""
         if not self.closed:
             self.closed = True
             self.lock.release()

@@ -49,7 +49,7 @@ def met(stop: Stop, iteration: int, seconds: float, rows: int, ess_seen: float) 
 class EssRule:
     """The effective sample size, computed at set numbers of draws so that a resumed run stops at the same one.
 
-    Computing it costs as much as the series is long, so it is done ever more rarely.
+    Computing it costs as much as the series is long, so the longer the series, the more rarely it is done.
     """
 
     next_look: int = 0

@@ -1,6 +1,6 @@
 """Samples in Zarr (version 3), readable by other tools while the run goes on.
 
-samples.zarr/zarr.json        the manifest: every array with its length, in one file that is replaced at one stroke
+samples.zarr/zarr.json        the manifest: every array with its length, in one file that is replaced in one step
 samples.zarr/x/c.7.0.0        one chunk: raw numbers and their crc32c
 samples.zarr/trace/level/...  one row per iteration
 
