@@ -41,9 +41,8 @@ DEFAULT = (
     "20d tempering",
 )
 """One problem of every kind, the hard ones among them."""
-FIT_SAMPLES = 64
-N_CHAINS = 4
-N_LEVELS = 9
+N_CHAINS = 8
+TOKEN_LEVELS = 5
 N_PARTICLES = 64
 BURN_IN = 0.25
 """The share of a chain's iterations that is dropped."""
@@ -74,47 +73,67 @@ def chosen(name: str) -> Problem:
     return found[name]
 
 
+def _is_masked(problem: Problem) -> bool:
+    return isinstance(problem.target.models[0].process(), cd.processes.Masked)
+
+
+def pilot(problem: Problem, budget: int, seed: int) -> cd.samplers.Pilot:
+    """A pass that costs about a fifth of the budget, less for large ones."""
+    n = min(256, max(16, budget // (10 * problem.steps)))
+    steps = problem.ladder(problem.steps + 1)
+    return cd.pilot(problem.target, steps, n=n, seed=seed, proposal=problem.proposal, fit_samples=n)
+
+
 def replica_exchange(problem: Problem, budget: int, seed: int) -> dict[str, Any]:
-    """Nine levels, sub-steps between them; a quarter of the iterations is dropped."""
-    substeps = max(1, round(problem.steps / (N_LEVELS - 1)))
-    ladder = problem.ladder(N_LEVELS, substeps)
+    """Planned by a pilot and started from it; a quarter of the iterations is dropped.
+
+    Walks of masked tokens cost as many rows as tokens change, however many levels there are: few levels, and no plan.
+    """
+    if _is_masked(problem):
+        found, ladder = None, problem.ladder(TOKEN_LEVELS)
+    else:
+        found, ladder = pilot(problem, budget, seed), None
     chain = cd.ReplicaExchange(
-        problem.target, ladder, n_chains=N_CHAINS, seed=seed, proposal=problem.proposal, fit_samples=FIT_SAMPLES
+        problem.target, ladder, pilot=found, n_chains=N_CHAINS, seed=seed, proposal=problem.proposal
     )
+    before = chain.evaluate.counts.rows
     chain.step()
-    one = chain.evaluate.counts.rows
-    chain.step()
-    each = chain.evaluate.counts.rows - one
-    n = max(8, (budget - one) // each)
+    each = chain.evaluate.counts.rows - before
+    n = max(8, (budget - before) // each - 1)
     burn_in = int(BURN_IN * n)
     out = chain.sample(n - burn_in, burn_in=burn_in)
-    return _record(problem, out)
+    bias = 0.0 if found is None else found.discretisation.value
+    return _record(problem, out, bias) | {"levels": chain.ladder.n_levels}
 
 
 def smc(problem: Problem, budget: int, seed: int) -> dict[str, Any]:
-    """As many batches of 64 particles as the budget allows, pooled by their estimates of Z."""
-    ladder = problem.ladder(problem.steps + 1)
+    """As many batches of 64 particles as the budget allows, pooled by their estimates of Z; fitted by a pilot."""
+    found = None if _is_masked(problem) else pilot(problem, budget, seed)
+    ladder = problem.ladder(TOKEN_LEVELS if found is None else problem.steps + 1)
     sampler = cd.SMC(
         problem.target,
         ladder,
         n_particles=N_PARTICLES,
         seed=seed,
         proposal=problem.proposal,
-        fit_samples=FIT_SAMPLES,
+        process=None if found is None else found.process,
     )
-    setup, each = sampler.evaluate.counts.rows, N_PARTICLES * len(ladder.times) * sampler.evaluate.network_rows
-    sampler.n_batches = max(2, (budget - setup) // each)
+    rows = sampler.sample().evaluations.rows  # what one batch costs; it is paid for and drawn again
+    paid = rows + (0 if found is None else found.rows)
+    sampler.n_batches = max(2, (budget - paid) // rows)
     out = sampler.sample()
-    return _record(problem, out)
+    return _record(problem, out, 0.0 if found is None else found.discretisation.value)
 
 
 METHODS: dict[str, Callable[[Problem, int, int], dict[str, Any]]] = {"replica exchange": replica_exchange, "SMC": smc}
 
 
-def _record(problem: Problem, out: cd.samplers.Result) -> dict[str, Any]:
+def _record(problem: Problem, out: cd.samplers.Result, discretisation: float) -> dict[str, Any]:
+    """The error of log Z has two parts: chance, and what the pilot measured of the size of the steps."""
     verdict = out.verdict(problem.scalars)
     means = {name: out.mean(f) for name, f in problem.scalars.items()}
     log_z = out.log_z
+    log_z = cd.Estimate(log_z.value, math.hypot(log_z.error, discretisation), log_z.dof)
     return {
         "rows": out.evaluations.rows,
         "verdict": verdict.level,
