@@ -3,8 +3,8 @@
     x', w' from a walk down by the proposal,  w' = exp(log_work);    accepted with probability min(1, w' / w)
 
 The law of (x, w) that this leaves invariant has the target as the law of x, as far as `log_work` is exact. It is the
-simplest corrected sampler; one chain is slow wherever weights vary much. Run it: `python examples/my_sampler.py`, or
-`crepe-diffusion run examples/my_sampler.toml --out runs/own`.
+simplest corrected sampler, and slow wherever weights vary much; `cd.SMC` in a run does the same with many particles.
+Run it: `python examples/my_sampler.py`, or `crepe-diffusion run examples/my_sampler.toml --out runs/own`.
 """
 
 from __future__ import annotations

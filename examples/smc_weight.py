@@ -3,7 +3,7 @@
 Cautious   gamma_m = p_m exp(share r_m) above level 0 and p_0 exp(r_0) at it
 Killing    particle i stays with probability w_i / max w, and is replaced by a draw from the weights otherwise
 
-Run it: `python examples/smc_weight.py`.
+Run it: `python examples/smc_weight.py`, or `crepe-diffusion run examples/smc_weight.toml --out runs/smc`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 from full_covariance import AXES, RHO, TIMES, Full, processes, rotated, worst_error
 from mala import Mala, RandomBounce, variance_error
 from my_sampler import Independence, left_share
+from smc_weight import Cautious, Killing
 
 import crepe_diffusion as cd
 from checks import assert_mean, refuted
@@ -99,12 +100,17 @@ def named_sampler(sampler):
     assert sampler.n_chains == 8
 
 
+def named_weight(sampler):
+    assert (sampler.weight, sampler.resampling) == (Cautious(0.3), Killing())
+
+
 NAMED = {
     "adapter": named_network,
     "full_covariance": named_variance,
     "mala": named_explorer,
     "my_moves": named_reward,
     "my_sampler": named_sampler,
+    "smc_weight": named_weight,
 }
 
 
