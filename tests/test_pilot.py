@@ -233,3 +233,24 @@ def test_a_run_keeps_what_it_started_from(tmp_path):
     assert data.started_from.log_z == chain.started_from.log_z
     chain.target = TARGET.tilt(lambda x: x[:, 0])
     assert chain.started_from is None, "the pilot was made for another target"
+
+
+def test_tokens_are_walked_too():
+    """A masked table: a mean against the sum over all states; tokens change in turn, so that steps cost nothing."""
+    table = torch.tensor([[8, 1, 2], [1, 3, 1], [2, 1, 6]]).double()
+    model = cd.models.TokenTable(table, "masked")
+    power = (table / table.sum()) ** 2.0
+    pilots = [cd.pilot(model**2.0, cd.ladder.linear(9), n=64, seed=seed) for seed in range(8)]
+    values = torch.tensor([p.mean(lambda x: (x[:, 0] == 0).double()).value for p in pilots])
+    assert_mean(values, float(power[0].sum() / power.sum()), z=5)
+    assert all(p.discretisation == Estimate(0.0, 0.0) and p.in_turn for p in pilots)
+    cuts = pilots[0].plan().cuts
+    assert len({pilots[0].iteration_rows(c.pairs, c.substeps) for c in cuts}) == 1
+
+
+def test_rows_of_an_iteration_are_those_of_a_chain(small):
+    p = small[0]
+    chain = cd.ReplicaExchange(TARGET, cd.ladder.karras(5, 0.02, 10.0, substeps=8), n_chains=3, pilot=p)
+    before = chain.evaluate.counts.rows
+    chain.step()
+    assert chain.evaluate.counts.rows - before == 3 * p.iteration_rows(4, 8)

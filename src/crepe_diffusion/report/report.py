@@ -153,6 +153,11 @@ def _free_energy(e: Evidence, pictures: Html) -> Html:
     names = {"down": "paths down", "up": "paths up", "bar": "both (Bennett)"}
     rows = [(names[k], f"{z.value:.4g}", f"{z.error:.2g}") for k, z in e.log_z.items()]
     what = "log Z_0 / Z_M, which is log E[exp(r)] for a tilted model. Paths down and paths up should agree."
+    start = e.data.started_from
+    if start is not None:
+        z, size = start.log_z["bar"], start.discretisation
+        rows.append((f"starting pass of {len(start.x)} particles", f"{z.value:.4g}", f"{z.error:.2g}"))
+        rows.append(("due to the size of the steps, about", f"{size.value:.2g}", f"{size.error:.2g}"))
     if e.log_z_stride > 1:
         what += f" From every {e.log_z_stride}-th recorded meeting."
     return section("Free energy", what, table(("", "log Z", "+-"), rows, "log_z"), pictures)

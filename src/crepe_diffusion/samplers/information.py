@@ -7,6 +7,8 @@ In which form it is kept (one number, one per coordinate, a matrix) is decided b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -32,11 +34,12 @@ def fit_information(
     micro_batch: int | None = None,
     counts: Counts | None = None,
     nonfinite: str = "raise",
+    advance: Callable[[], object] = lambda: None,
 ) -> Measured:
     """`t^2 I_j,t` of each model on every time of the ladder, from the model's own samples.
 
     One pass of plain denoising per model; each step uses the variance measured at its start. Costs
-    `n_samples * (M K + 1)` evaluations per model.
+    `n_samples * (M K + 1)` evaluations per model. `advance` is called after every time of every model.
     """
     process, kind = _unmeasured(process)
     if int(n_samples) != n_samples or n_samples < 16:
@@ -62,6 +65,7 @@ def fit_information(
             finite = seen.possible
             score = process.coordinates(seen.drift).to(torch.float64)[finite]
             values.append(kind.of_scores(score, float(times[i]), n))
+            advance()
             if i == len(times) - 1:
                 means.append(process.coordinates(seen.predictions[0]).to(torch.float64)[finite].mean(0))
             if i:

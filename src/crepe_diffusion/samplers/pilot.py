@@ -28,6 +28,7 @@ from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import Path, log_work, walk
 from crepe_diffusion.processes import Evaluation, GaussianProcess, Process
+from crepe_diffusion.processes.discrete import InTurn
 from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
@@ -60,7 +61,8 @@ class Pilot:
     - `features` (2, T + 1, n, f): predictions of both, to see which particles are alike;
     - `discretisation`: how much too large log Z is because the steps are not small, to first order;
     - `process`: the process with the measured information, `given`: as it was before, None for the models' own;
-    - `counts`: the cost of the pass, fit included.
+    - `counts`: the cost of the pass, fit included; `walk_rows` and `state_rows`: network rows of one particle's walk
+      through all steps, and of one state; `in_turn`: whether positions change in turn, so that more steps cost nothing.
     """
 
     target: Target = field(repr=False)
@@ -79,6 +81,9 @@ class Pilot:
     features: Tensor = field(repr=False)
     discretisation: Estimate
     counts: Counts
+    walk_rows: float
+    state_rows: int
+    in_turn: bool
 
     @property
     def n(self) -> int:
@@ -175,6 +180,14 @@ class Pilot:
             rates.append(self.log_weights[b].exp() @ alpha @ self.up_log_weights[a].exp())
         return torch.stack(rates)
 
+    def iteration_rows(self, pairs: int, substeps: int) -> float:
+        """Network rows per iteration and chain of a replica exchange with so many pairs of levels.
+
+        Half of the pairs meet: together their members walk once through all steps, and on average one replica stays.
+        """
+        walked = self.walk_rows * pairs * substeps / self.n_steps
+        return self.walk_rows + self.state_rows if self.in_turn else walked + substeps * self.state_rows
+
     def plan(self) -> Plan:
         """The cut of these steps into levels at which the exchange is predicted to give most for its rows."""
         return plan(self)
@@ -213,6 +226,7 @@ class Pilot:
         own = {name: getattr(self, name) for name in TENSORS}
         d = self.discretisation
         own["discretisation"] = torch.tensor([d.value, d.error, d.dof], dtype=torch.float64)
+        own["cost"] = torch.tensor([self.walk_rows, self.state_rows, self.in_turn], dtype=torch.float64)
         parts = {
             "ladder": self.ladder.state_dict(),
             "counts": self.counts.state_dict(),
@@ -232,6 +246,7 @@ class Pilot:
         """The pilot whose `state_dict` this is, made with the same target, process and proposal."""
         target = as_target(target)
         ready = process or target.models[0].process()
+        walk_rows, state_rows, in_turn = state["cost"].tolist()
         return cls(
             target=target,
             ladder=Ladder.from_state_dict(part(state, "ladder")),
@@ -240,6 +255,9 @@ class Pilot:
             proposal=proposal or Proposal(),
             discretisation=Estimate(*state["discretisation"].tolist()),
             counts=Counts.from_state_dict(part(state, "counts")),
+            walk_rows=walk_rows,
+            state_rows=int(state_rows),
+            in_turn=bool(in_turn),
             **{name: state[name] for name in TENSORS},
         )
 
@@ -278,21 +296,31 @@ def pilot(
     """
     target, n = as_target(target), positive("n", n, 2)
     steps = replace(steps, substeps=1) if isinstance(steps, Ladder) else Ladder(torch.as_tensor(steps))
-    stream = Stream(seed)
-    evaluate = prepare(
-        target,
-        steps,
-        stream.at("setup"),
-        process=process,
-        proposal=proposal,
-        micro_batch=micro_batch,
-        nonfinite=nonfinite,
-        fit_samples=_enough(process or target.models[0].process(), target) if fit_samples is None else fit_samples,
-    )
-    with Track(2 * (len(steps.times) - 1), "steps", progress, callback) as track:
-        found = _Pass(evaluate, n, stream, track)
+    ready, stream, n_steps = process or target.models[0].process(), Stream(seed), len(steps.times) - 1
+    n_fitted = len(target.models) * (n_steps + 1) if ready.needs_fit() else 0
+    track = Track(n_fitted + 2 * n_steps, "steps", progress, callback)
+
+    def advance() -> None:
+        if track.advance() and track.done < track.total:
+            raise StoppedError(f"stopped after {track.done} of {track.total} steps: a pilot needs all of them")
+
+    with track:
+        evaluate = prepare(
+            target,
+            steps,
+            stream.at("setup"),
+            process=process,
+            proposal=proposal,
+            micro_batch=micro_batch,
+            nonfinite=nonfinite,
+            fit_samples=_enough(ready, target) if fit_samples is None else fit_samples,
+            advance=advance,
+        )
+        rows = evaluate.counts.rows
+        found = _Pass(evaluate, n, stream, advance)
         down = found.walk_down()
         up = found.walk_up()
+        walked = evaluate.counts.rows - rows - n * evaluate.network_rows
     return Pilot(
         target=target,
         ladder=steps,
@@ -310,6 +338,9 @@ def pilot(
         features=torch.stack([torch.stack(down.features), torch.stack(up.features)]),
         discretisation=found.discretisation(),
         counts=evaluate.counts.copy(),
+        walk_rows=walked / (2 * n),
+        state_rows=evaluate.network_rows,
+        in_turn=found.in_turn,
     )
 
 
@@ -362,11 +393,16 @@ class _Particles:
 class _Pass:
     """The two walks; what they share is how particles are weighted, resampled and looked at."""
 
-    def __init__(self, evaluate: Evaluator, n: int, stream: Stream, track: Track):
-        self.evaluate, self.n, self.stream, self.track = evaluate, n, stream, track
+    def __init__(self, evaluate: Evaluator, n: int, stream: Stream, advance: Callable[[], None]):
+        self.evaluate, self.n, self.stream, self.advance = evaluate, n, stream, advance
         self.times = evaluate.ladder.times
         self.top = len(self.times) - 1
         self.end: _Particles | None = None
+        self.in_turn = isinstance(evaluate.process, InTurn) and self._turns(evaluate.process)
+
+    def _turns(self, process: InTurn) -> bool:
+        x, s, t = self.evaluate.empty(1), self.times[:1], self.times[-1:]
+        return process.turns(x, s, t, torch.ones(1, dtype=torch.bool), self.stream.at("turns")) is not None
 
     def walk_down(self) -> _Found:
         evaluate, n, found = self.evaluate, self.n, _Found()
@@ -403,9 +439,12 @@ class _Pass:
     def discretisation(self) -> Estimate:
         """`log E[exp(coarser)]` over weighted paths: by how much log Z grows if all steps are of double size.
 
-        If the error of log Z is of first order in the size of a step, it is as large as this difference.
+        If the error of log Z is of first order in the size of a step, it is as large as this difference. Where
+        positions change in turn, nothing depends on steps.
         """
         assert self.end is not None
+        if self.in_turn:
+            return Estimate(0.0, 0.0)
         w, eve = self.end.log_w.exp(), self.end.eve
         ratio = self.end.coarser.exp()
         mean = float(w @ ratio)
@@ -419,10 +458,9 @@ class _Pass:
         work = log_work(path, self.evaluate.coefficients)
         log_w = _normalised(here.log_w - direction * work, k + direction)
         there = _Particles(path.x, path.seen, log_w, here.eve, here.coarser)
-        if direction < 0:
+        if direction < 0 and not self.in_turn:
             self._compare(here, path, there, k)
-        if self.track.advance():
-            raise StoppedError(f"stopped at time {k + direction} of {self.top}: the pilot needs both walks")
+        self.advance()
         return there, work
 
     def _compare(self, here: _Particles, path: Path, there: _Particles, k: int) -> None:

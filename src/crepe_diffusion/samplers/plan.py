@@ -1,6 +1,6 @@
 """Which steps to join to levels, found by playing the exchange on the works of a pilot; no network is evaluated.
 
-    rows per iteration   (M + 1) K          for M pairs of K sub-steps each
+    rows per iteration   (M + 1) K          for M pairs of K sub-steps each; less where tokens change in turn
     tour                 the time that one arrival from the noise end spends at the data end, returns included
     effective arrivals   (sum of tours)^2 / sum of their squares, over those that began after the start
 
@@ -49,7 +49,7 @@ rejections alone allow, and effective arrivals two to four times too many.
 class Cut:
     """Predictions for M `pairs` of K `substeps` each.
 
-    `rejection` is `sum r` and `delay` is `sum r / (1 - r)`. Per 1,000 network rows of one model, `arrivals` is what the
+    `rejection` is `sum r` and `delay` is `sum r / (1 - r)`. Per 1,000 network rows, `arrivals` is what the
     delay allows once trips have begun (`1 / (2 + 2 delay)` per iteration), `effective` what the played exchange gave.
     """
 
@@ -93,7 +93,7 @@ def plan(pilot: Pilot) -> Plan:
 def _predict(pilot: Pilot, pairs: int, substeps: int) -> Cut:
     ends = torch.linspace(0, pilot.n_steps, pairs + 1).round().long()
     r = 1 - pilot.acceptance(ends)
-    cost = (pairs + 1) * substeps / 1000
+    cost = pilot.iteration_rows(pairs, substeps) / 1000
     delay = float((r / (1 - r).clamp(min=1e-12)).sum())
     return Cut(pairs, substeps, float(r.sum()), delay, 1 / (2 + 2 * delay) / cost, _play(pilot, ends) / cost)
 

@@ -58,6 +58,7 @@ def prepare(
     counts: Counts | None = None,
     start: Mapping[str, Tensor] | None = None,
     check: Callable[[Evaluator], None] = lambda evaluate: None,
+    advance: Callable[[], object] = lambda: None,
 ) -> Evaluator:
     """An evaluator whose process is ready to be used; bad input is refused here, before anything long starts.
 
@@ -83,7 +84,7 @@ def prepare(
         return evaluate
     # Two rows are evaluated first: a model or reward of the wrong shape should fail now, not after the fit.
     evaluator(process.fitted(GaussianData(0.0)))(evaluate.empty(2), ladder.times[-1:].expand(2))
-    information = fit_information(target, ladder, process, fit_samples, stream, micro_batch, counts, nonfinite)
+    information = fit_information(target, ladder, process, fit_samples, stream, micro_batch, counts, nonfinite, advance)
     return evaluator(process.fitted(information))
 
 
