@@ -79,7 +79,7 @@ def gap(n_low: int, n_high: int, low: float, high: float) -> cd.Ladder:
 PAPER = cd.Proposal("paper")
 BAD: dict[str, tuple[Callable[[], RunData], str, str]] = {
     "too few levels": (lambda: run(SPACE**2.0, karras(8), proposal=PAPER), "do not trust", "too few levels: 8 where"),
-    "lowest pair stuck": (lambda: run(SPACE**2.0, gap(1, 24, 1e-3, 1.2)), "do not trust", "levels 0 and 1"),
+    "lowest pair stuck": (lambda: run(SPACE**2.0, gap(1, 24, 1e-3, 2.0)), "do not trust", "levels 0 and 1"),
     "middle pair stuck": (lambda: run(SPACE**2.0, gap(8, 12, 0.1, 2.5)), "do not trust", "is stuck"),
     "no round trip": (lambda: run(LINE**2.0, karras(61), 30, 0), "do not trust", "no fresh replica came"),
     "few round trips": (lambda: run(LINE**2.0, karras(21), 30, 0, 1), "do not trust", "fresh arrivals"),
@@ -128,7 +128,7 @@ GOOD: dict[str, Callable[[], RunData]] = {
     "tempered, 8 dimensions": lambda: run(SPACE**1.5, karras(7, substeps=5)),
     "heated": lambda: run(PLANE**0.6, karras(6, substeps=4)),
     "tilted": lambda: run(LINE.tilt(lambda x: -((x[:, 0] - 2) ** 2) / 2), karras(6, substeps=2), explorer=cd.Bounce()),
-    "guided": lambda: run(cd.guided(PLANE, WIDE, 1.5), karras(6, substeps=4)),
+    "guided": lambda: run(cd.guided(PLANE, WIDE, 1.5), karras(6, substeps=4), 300),
     "product": lambda: run(PLANE * WIDE, karras(6, substeps=4)),
     "segments": lambda: run(
         Segments(LINE, 2).tilt(lambda x: -(x[:, 0, 0] - x[:, 1, 0]).abs() / 3), karras(6, substeps=2), 200
