@@ -35,7 +35,7 @@ TRIPS_SHARE, TRIPS_EACH = 1 / 3, 2
 # Standard error of a mean in standard deviations, 1 / sqrt(ESS): 0.1 for 100, 0.22 for 20.
 FEW_ESS, TINY_ESS = 100, 20
 # Clusters of particles that share the weight: an error from fewer is hardly known itself.
-FEW_CLUSTERS, TINY_CLUSTERS = 10, 3
+FEW_CLUSTERS, TINY_CLUSTERS = 25, 5
 # Batches whose Z differ by more have probably not seen the largest one.
 LOG_Z_ERROR = 0.5
 # Vehtari et al. (2021) ask for 1.01; at 1.05 chains differ by about a third of a standard deviation.
