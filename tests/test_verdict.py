@@ -85,7 +85,7 @@ BAD: dict[str, tuple[Callable[[], RunData], str, str]] = {
     "few round trips": (lambda: run(LINE**2.0, karras(21), 30, 0, 1), "do not trust", "fresh arrivals"),
     "too short": (lambda: run(LINE**2.0, karras(11), 80, 20, 1), "do not trust", "effective of 80 draws"),
     "rather short": (lambda: run(LINE**2.0, karras(9, substeps=2), 100, 20, 2), "look", "effective of 200 draws"),
-    "young": (lambda: run(SPACE**2.0, karras(65), 150, 60, 4), "do not trust", "asks for about"),
+    "young": (lambda: run(SPACE**2.0, karras(65), 150, 60, 4), "do not trust", "needs about"),
     "hardly begun": (lambda: run(LINE**2.0, karras(11), 10, 0), "do not trust", "only 10 draws"),
     "reward is NaN": (
         lambda: run(LINE.tilt(lambda x: torch.where(x[:, 0] > 1, math.nan, 0.0)), karras(11), nonfinite="reject"),

@@ -1,4 +1,4 @@
-"""Whether to trust what a sampler gave: estimates with errors, what exchange tells, and a verdict in words."""
+"""Whether to trust what a sampler gave: estimates with errors, exchange between levels, and a verdict in words."""
 
 from crepe_diffusion.diagnostics.data import RunData
 from crepe_diffusion.diagnostics.estimates import Estimate, ess, rhat

@@ -29,7 +29,7 @@ class RoundTrips:
     """The index process: which replica has been where, counted and never guessed.
 
     A round trip leads from the noise end to the data end and back. A restart is an arrival at the data end of a
-    replica that was at the noise end before, or drawn anew on the way: as many fresh samples have reached the target.
+    replica that was at the noise end before, or drawn again on the way: as many fresh samples have reached the target.
     """
 
     def __init__(self, level: Tensor):
@@ -61,7 +61,7 @@ class RoundTrips:
 
 
 class Diagnostics:
-    """Everything that a chain's communication tells; `record` it once an iteration, ask at any time."""
+    """What is recorded of the exchange between levels: `record` once per iteration, read at any time."""
 
     def __init__(self, level: Tensor, capacity: int = 4096):
         self.n_chains, self.n_levels = level.shape
@@ -87,7 +87,7 @@ class Diagnostics:
         renewed: Tensor | None = None,
     ) -> None:
         """`log_work` and `explored` are (chains, levels), `accepted` (chains, pairs), `active` (pairs,), `renewed`
-        (chains, replicas): those that the explorer drew anew, whatever they were before.
+        (chains, replicas): those that the explorer drew again, whatever they were before.
         """
         if self.n_iterations == 0:
             self._first = iteration

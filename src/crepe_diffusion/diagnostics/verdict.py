@@ -1,9 +1,9 @@
-"""Whether to trust a run, in words: the worst finding is the verdict, and each finding says what to do.
+"""Whether to trust a run, in words: the worst finding is the verdict, and each finding comes with what to do.
 
 verdict = max over rules of  ok < look < do not trust
 
-"Do not trust" is said of results that are probably wrong, "look" of a run that is wasteful, young or doubtful. A rule
-speaks when chance cannot explain what it sees: a good run hears nothing.
+"Do not trust" is for results that are probably wrong, "look" for a run that is wasteful, young or doubtful. A rule
+yields a finding where chance cannot explain the numbers: for a good run there is none.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Verdict:
 
 
 def verdict(data: RunData) -> Verdict:
-    """What a careful colleague would say after looking at all of the diagnostics."""
+    """The judgement of all diagnostics together: what a careful colleague would conclude."""
     return judge(Evidence(data))
 
 
@@ -133,10 +133,10 @@ def _length(e: Evidence) -> Iterator[Finding]:
     changed = len(targets) > 1
     since = f"under the target in force since iteration {targets[-1]['from_iteration']}" if changed else "after burn-in"
     if n < MIN_DRAWS:
-        reason = f"only {n} draws a chain {since}: too short to be judged at all, which takes {MIN_DRAWS}"
+        reason = f"only {n} draws per chain {since}: too short to be judged, which takes {MIN_DRAWS}"
         yield Finding("do not trust", reason, "run longer")
     elif changed and n < RECENT_DRAWS:
-        reason = f"the target changed recently: only {n} of {len(e.data.x)} draws a chain are {since}"
+        reason = f"the target changed recently: only {n} of {len(e.data.x)} draws per chain are {since}"
         yield Finding("look", reason, f"run on until there are {RECENT_DRAWS} of them")
 
 
@@ -174,7 +174,7 @@ def _ladder(e: Evidence) -> Iterator[Finding]:
     if rates.mean() < TOO_FEW_LEVELS_ACCEPTANCE and e.suggested_levels > n:
         yield Finding(
             level,
-            f"too few levels: {n} where Lambda ~ {e.barrier.value:.3g} asks for about {e.suggested_levels}; pairs"
+            f"too few levels: {n} where Lambda ~ {e.barrier.value:.3g} needs about {e.suggested_levels}; pairs"
             f" accept {percent(rates.mean())} on average",
             f"take about {e.suggested_levels} levels or more (Lambda grows once pairs begin to accept)",
         )
@@ -216,7 +216,7 @@ def _young(e: Evidence) -> Iterator[Finding]:
     yield Finding(
         "look",
         f"young: {trips:.2g} trips per replica through {n} levels in {d.n_iterations:,} iterations, where Lambda ~"
-        f" {e.barrier.value:.3g} asks for about {e.suggested_levels} levels; what the chain began with is forgotten"
+        f" {e.barrier.value:.3g} needs about {e.suggested_levels} levels; what the chain began with is forgotten"
         f" after about {FEW_TRIPS}",
         _longer(e, advice),
     )
@@ -267,7 +267,7 @@ def _trips(e: Evidence) -> Iterator[Finding]:
 
 
 def _mixing(e: Evidence) -> Iterator[Finding]:
-    """One finding of a kind: the worst scalar speaks for the others."""
+    """One finding of a kind: the worst scalar stands for the others."""
     several, judged = e.data.x.shape[1] > 1, [s for s in e.scalars if s.can_be_judged]
 
     def more(n: int) -> str:
@@ -295,7 +295,7 @@ def _mixing(e: Evidence) -> Iterator[Finding]:
             "do not trust" if s.ess < TINY_ESS else "look",
             f"too short for {s.name}{more(len(few))}: {s.ess:.0f} effective of {s.values.size:,} draws, so its mean is"
             f" known to {1 / math.sqrt(max(s.ess, 1)):.2f} standard deviations",
-            _longer(e, f"run {_about(e.n_draws * FEW_ESS / max(s.ess, 1))} draws a chain for {FEW_ESS} effective ones"),
+            _longer(e, f"run {_about(e.n_draws * FEW_ESS / max(s.ess, 1))} draws per chain for {FEW_ESS} effective"),
         )
     if drifting:
         s = max(drifting, key=lambda s: abs(s.drift))
@@ -323,12 +323,12 @@ def _constant(e: Evidence) -> Iterator[Finding]:
         yield Finding("do not trust", reason, "look at the acceptance of the lowest pair, and explore at each level")
     elif all(s.is_constant for s in e.scalars):
         names = ", ".join(s.name for s in e.scalars)
-        reason = f"{names} never changed in {e.n_draws} draws a chain, so nothing shows whether the chain mixes"
+        reason = f"{names} never changed in {e.n_draws} draws per chain, so nothing shows whether the chain mixes"
         yield Finding("look", reason, "choose a scalar that varies")
 
 
 def _explorer(e: Evidence) -> Iterator[Finding]:
-    rates = e.explored[:-1]  # the noise end is drawn afresh anyway
+    rates = e.explored[:-1]  # the noise end is drawn again anyway
     if len(rates) and np.median(rates) < EXPLORER_ACCEPTANCE:
         yield Finding(
             "look",
@@ -405,5 +405,5 @@ def percent(share: float) -> str:
 
 
 def _about(n: float) -> str:
-    """One digit is all that an extrapolation knows."""
+    """With one digit, which is all that an extrapolation can give."""
     return f"about {float(f'{n:.1g}'):,.0f}"
