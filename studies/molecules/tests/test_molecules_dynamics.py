@@ -335,7 +335,7 @@ def test_replicas_that_change_places_have_not_crossed():
 
 
 def test_a_basin_that_was_never_entered_is_not_converged():
-    """Both halves agree that it is empty; only the count of crossings knows better."""
+    """Both halves agree that it is empty; only the count of crossings shows it."""
     empty = np.zeros((2, 1000, 1))
     z = convergence.compare([empty[:, :500]], [empty[:, 500:]])
     assert z == 0
