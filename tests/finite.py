@@ -72,11 +72,12 @@ def tokens(
     dependent: bool = False,
     prompt: Tensor | None = None,
     at_once: int | None = None,
+    nodes: int = 20,
     **options: object,
 ) -> Toy:
     """One position, or several, which are independent of each other unless `dependent`.
 
-    `at_once` is that of the masked process; `oracle` replaces ratios by exact densities.
+    `at_once` and `nodes` are those of the process; `oracle` replaces ratios by exact densities.
     """
     shape = (vocab,) * length
 
@@ -92,8 +93,7 @@ def tokens(
     p, q = (cd.models.TokenTable(table(seed), kind, prompt=prompt) for seed in (1, 2))
     target, exponents = build(p, q, task, reward_on_tokens)
     process = replace(p.process(), log_probs=tuple(m.log_prob for m in target.models) if oracle else None)
-    if kind == "masked":
-        process = replace(process, at_once=at_once)
+    process = replace(process, at_once=at_once, **({"nodes": nodes} if kind == "uniform" else {}))
     chain = cd.ReplicaExchange(
         target,
         cd.ladder.linear(n_levels, substeps=substeps),

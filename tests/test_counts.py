@@ -12,7 +12,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import f64, refuted
-from crepe_diffusion.processes import Gaussian, Masked
+from crepe_diffusion.processes import Gaussian, Masked, Uniform
 
 M = 4
 DATA = cd.models.GaussianMixture([0.4, 0.6], [[-1.0, 0.3], [1.5, -0.5]], [0.6, 0.4])
@@ -183,6 +183,20 @@ def test_an_iteration_of_tokens_costs_its_changes_and_its_idle_rows():
         idle = (chain.state.level == level).sum()  # all pairs swap, so who keeps its level had no partner
         assert sum(network.rows) - rows == (chain.state.x != before).sum() + idle
     assert sum(network.rows) == chain.evaluate.counts.rows
+
+
+@pytest.mark.parametrize("nodes", [2, 5])
+def test_ratios_of_the_uniform_process_cost_their_changes_and_their_nodes(nodes):
+    network, n = Tokens(), 16
+    model = cd.models.TokenModel(network, (4,), 3, "uniform", dtype=torch.float64)
+    process = Uniform(3, at_once=1, nodes=nodes)
+    chain = cd.ReplicaExchange(model**1.5, cd.ladder.linear(4), n_chains=n, process=process, accept=always)
+    for _ in range(6):
+        before, level, rows = chain.state.x.clone(), chain.state.level, sum(network.rows)
+        chain.step()
+        moved = (chain.state.level != level).flatten()
+        changes = (chain.state.x != before).sum(1)[moved]
+        assert sum(network.rows) - rows == 4 * n + nodes * moved.sum() + (changes - 1).clamp(min=0).sum()
 
 
 def always(log_alpha, stream):

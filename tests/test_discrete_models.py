@@ -15,6 +15,7 @@ import crepe_diffusion as cd
 from checks import assert_frequencies, f64, refuted
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.kernels import State
+from crepe_diffusion.paths import walk
 from crepe_diffusion.processes import Coefficients, Euler, Evaluation, Masked, Uniform
 from crepe_diffusion.random import Stream
 
@@ -469,6 +470,50 @@ def test_chains_keep_the_law_of_steep_tables_one_by_one(vocab, length, task, n_l
     check(1)
     if n_levels == 3:  # with more levels the bias is there, but takes more iterations to show
         refuted(check, None)
+
+
+@pytest.mark.parametrize("task", ["guidance", "tempering"])
+def test_chains_keep_the_law_of_steep_tables_of_the_uniform_process(task):
+    def check(at_once):
+        process = Uniform(3, at_once=at_once)
+        distance, floor = distance_from_the_law(steep("uniform", 3, 4, task), cd.ladder.linear(3), process)
+        assert distance <= floor
+
+    check(1)
+    refuted(check, None)
+
+
+def test_densities_of_the_uniform_process_change_with_time_as_its_predictions_say():
+    """`d/dt log p_t(x)` from the marginal posteriors, though the positions are far from independent."""
+    model = table(JOINT, "uniform")
+    x, h = model.all_states(), 1e-4
+
+    def check(t_used, t=0.37):
+        n = len(x)
+        slope = model.process().time_slope(x, model.predict(x, times(t, n)), times(t_used, n))
+        difference = (model.log_prob(x, t + h) - model.log_prob(x, t - h)) / (2 * h)
+        torch.testing.assert_close(slope, difference, atol=1e-5, rtol=0)
+
+    check(0.37)
+    refuted(check, 0.38)
+
+
+def test_prompts_stay_out_of_the_way_between_the_ends_of_a_uniform_step():
+    prompt = torch.tensor([-1, 2, -1])
+    model = table(JOINT, "uniform", prompt)
+    evaluate = cd.ReplicaExchange(model, cd.ladder.linear(2), process=Uniform(V, prompt, at_once=1, nodes=30)).evaluate
+    x = evaluate.noise(STREAM.at("top"), 50)
+    start = evaluate(x, times(1.0, 50))
+    index, down = torch.ones(50, dtype=torch.long), -torch.ones(50, dtype=torch.long)
+
+    def check(n_nodes):
+        evaluate.process = Uniform(V, prompt, at_once=1, nodes=n_nodes)
+        path = walk(evaluate, x, start, index, down, 1, STREAM.at("down"))
+        truth = model.log_prob(path.x, 0.0) - model.log_prob(x, 1.0)
+        torch.testing.assert_close(path.models[0], truth, atol=1e-9, rtol=0)
+
+    check(30)
+    refuted(check, 2)
 
 
 # -- prompts -------------------------------------------------------------------------------------------------

@@ -109,6 +109,14 @@ def test_substeps_make_no_difference_one_by_one(substeps):
     assert worst(toy) <= TOLERANCE
 
 
+@pytest.mark.parametrize("task", TASKS)
+def test_dependent_positions_of_the_uniform_process(task):
+    """Exact up to the quadrature over time, whose error falls geometrically with its nodes."""
+    errors = [worst(tokens("uniform", task, **PAIR, n_levels=2, at_once=1, nodes=n)) for n in (2, 6, 20)]
+    assert errors[2] <= TOLERANCE < errors[1] < errors[0] / 10
+    assert worst(tokens("uniform", task, **PAIR, n_levels=2, at_once=None)) > 2 * errors[1]
+
+
 class InTheirOrder(Masked):
     """A broken twin: down, positions are revealed from left to right; up, they are masked in random order."""
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from crepe_diffusion.batches import rows_like
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.processes import Coefficients, Evaluation
-from crepe_diffusion.processes.discrete import InTurn
+from crepe_diffusion.processes.discrete import InTurn, Uniform
 from crepe_diffusion.random import Stream
 
 __all__ = ["Path", "denoise", "log_target_ratio", "log_work", "walk"]
@@ -90,6 +90,12 @@ def walk(
         last = k == n_steps - 1
         seen_new = evaluate(x_new, times[index], rewards=last and end_rewards)
         step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, up, coefficients)
+        if isinstance(process, Uniform) and process.has_detour(x):
+            at_t = tuple(
+                q.where(rows_like(up, q), p) for p, q in zip(seen.predictions, seen_new.predictions, strict=True)
+            )
+            x_s, x_t = _ends(x, x_new, up)
+            step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moving, stream.at(k, "detour"))
         if not last:
             step_models = step_models.where(seen_new.possible, torch.nan)
         models = models + step_models.where(moving, 0.0)
@@ -139,7 +145,7 @@ def _walk_in_turn(
         log_p = log_p + torch.where(up, rising, falling)
         log_p[:-1] = log_p[:-1].where(seen.possible | (last <= turn), torch.nan)
         x = x_new
-    x_s, x_t = torch.where(rows_like(up, x), start, x), torch.where(rows_like(up, x), x, start)
+    x_s, x_t = _ends(start, x, up)
     log_p = (log_p + process.coin_ratio(x_s, x_t, s, t)).where(direction != 0, 0.0)
     seen = evaluate.known(x, torch.where(up, t, s), seen, rewards=end_rewards)
     return Path(
@@ -150,6 +156,50 @@ def _walk_in_turn(
         models=process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(direction != 0, 0.0),
         proposal=log_p[-1],
     )
+
+
+def _ends(start: Tensor, end: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The clean and the noisy end of a walk."""
+    rises = rows_like(up, start)
+    return torch.where(rises, start, end), torch.where(rises, end, start)
+
+
+def _detour(
+    evaluate: Evaluator,
+    process: Uniform,
+    x_s: Tensor,
+    x_t: Tensor,
+    at_t: tuple[Tensor, ...],
+    s: Tensor,
+    t: Tensor,
+    moving: Tensor,
+    stream: Stream,
+) -> Tensor:
+    """`log p_s(x_s) - log p_t(x_t)` of every model, (models, rows), along a way on which little changes at once.
+
+    At time t positions change in random order, then time falls at x_s. The order has the same law both ways.
+    """
+    assert process.at_once is not None
+    rank = stream.order(((x_s != x_t) & rows_like(moving, x_t)).flatten(1)).reshape(x_t.shape)
+    turns = (rank + process.at_once - 1).div(process.at_once, rounding_mode="floor")
+    last, x, predictions = turns.flatten(1).amax(1), x_t, tuple(p.clone() for p in at_t)
+    models = torch.zeros(len(at_t), len(x), dtype=torch.float64, device=x.device)
+    for turn in range(1, int(last.max()) + 1):
+        y = torch.where(turns == turn, x_s, x)
+        models = models + torch.stack([process.log_jump(x, y, p, t) for p in predictions])
+        rows = (last > turn).nonzero()[:, 0]
+        if len(rows):
+            seen = evaluate(y[rows], t[rows], rewards=False)
+            models[:, rows] = models[:, rows].where(seen.possible, torch.nan)
+            for old, new in zip(predictions, seen.predictions, strict=True):
+                old.index_copy_(0, rows, new)
+        x = y
+    rows = moving.nonzero()[:, 0]
+    for time, weight in process.quadrature(s[rows], t[rows]) if len(rows) else ():
+        seen = evaluate(x_s[rows], time, rewards=False)
+        slopes = torch.stack([process.time_slope(x_s[rows], p, time) for p in seen.predictions])
+        models[:, rows] -= (weight * slopes).where(seen.possible, torch.nan)
+    return models
 
 
 def _parts(seen: Evaluation) -> tuple[Tensor, ...]:
