@@ -70,7 +70,7 @@ PROCESSES = {
     "EulerMaruyama": Case(MIXTURE, EulerMaruyama(reference=0.8)),
     "Masked": Case(MASKED, Masked(3)),
     "Masked, all at once": Case(MASKED, Masked(3, at_once=None)),
-    "Uniform": Case(UNIFORM, Uniform(3)),
+    "Uniform": Case(UNIFORM, Uniform(3, at_once=None)),
     "Euler, masked": Case(MASKED, Euler(base=Masked(3))),
     "Euler, uniform": Case(UNIFORM, Euler(base=Uniform(3))),
 }

@@ -90,12 +90,13 @@ def walk(
         last = k == n_steps - 1
         seen_new = evaluate(x_new, times[index], rewards=last and end_rewards)
         step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, up, coefficients)
-        if isinstance(process, Uniform) and process.has_detour(x):
+        at_once = process.positions_at_once(x) if isinstance(process, Uniform) else None
+        if isinstance(process, Uniform) and at_once is not None:
             at_t = tuple(
                 q.where(rows_like(up, q), p) for p, q in zip(seen.predictions, seen_new.predictions, strict=True)
             )
             x_s, x_t = _ends(x, x_new, up)
-            step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moving, stream.at(k, "detour"))
+            step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moving, at_once, stream.at(k, "detour"))
         if not last:
             step_models = step_models.where(seen_new.possible, torch.nan)
         models = models + step_models.where(moving, 0.0)
@@ -173,15 +174,15 @@ def _detour(
     s: Tensor,
     t: Tensor,
     moving: Tensor,
+    at_once: int,
     stream: Stream,
 ) -> Tensor:
     """`log p_s(x_s) - log p_t(x_t)` of every model, (models, rows), along a way on which little changes at once.
 
     At time t positions change in random order, then time falls at x_s. The order has the same law both ways.
     """
-    assert process.at_once is not None
     rank = stream.order(((x_s != x_t) & rows_like(moving, x_t)).flatten(1)).reshape(x_t.shape)
-    turns = (rank + process.at_once - 1).div(process.at_once, rounding_mode="floor")
+    turns = (rank + at_once - 1).div(at_once, rounding_mode="floor")
     last, x, predictions = turns.flatten(1).amax(1), x_t, tuple(p.clone() for p in at_t)
     models = torch.zeros(len(at_t), len(x), dtype=torch.float64, device=x.device)
     for turn in range(1, int(last.max()) + 1):

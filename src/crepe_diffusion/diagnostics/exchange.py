@@ -61,9 +61,13 @@ class RoundTrips:
 
 
 class Diagnostics:
-    """What is recorded of the exchange between levels: `record` once per iteration, read at any time."""
+    """What is recorded of the exchange between levels: `record` once per iteration, read at any time.
 
-    def __init__(self, level: Tensor, capacity: int = 4096):
+    `approximate`: whether the log-works multiply conditionals of tokens as if they were independent.
+    """
+
+    def __init__(self, level: Tensor, capacity: int = 4096, *, approximate: bool = False):
+        self.approximate = approximate
         self.n_chains, self.n_levels = level.shape
         self.n_pairs = self.n_levels - 1
         self.n_iterations = 0
@@ -122,7 +126,7 @@ class Diagnostics:
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that was recorded, as tensors."""
-        numbers = (self.n_iterations, self.n_explored, self.capacity, self.stride, self._first)
+        numbers = (self.n_iterations, self.n_explored, self.capacity, self.stride, self._first, self.approximate)
         state = {name: getattr(self, name).clone() for name in ("tries", "accepts", "explored", "_down", "_up")}
         trips = {f"trips.{name}": value for name, value in self.trips.state_dict().items()}
         return {**state, **trips, "numbers": torch.tensor(numbers)}
@@ -135,7 +139,8 @@ class Diagnostics:
         for name in ("tries", "accepts", "explored", "_down", "_up"):
             setattr(diagnostics, name, state[name].clone())
         diagnostics.trips.load_state_dict({k: state[f"trips.{k}"] for k in diagnostics.trips.state_dict()})
-        n_iterations, n_explored, capacity, stride, first = state["numbers"].tolist()
+        n_iterations, n_explored, capacity, stride, first, *approximate = state["numbers"].tolist()
+        diagnostics.approximate = any(approximate)  # snapshots of earlier versions have none
         diagnostics.n_iterations, diagnostics.n_explored = n_iterations, n_explored
         diagnostics.capacity, diagnostics.stride, diagnostics._first = capacity, stride, first
         return diagnostics
@@ -247,6 +252,7 @@ class Diagnostics:
             "restarts": self.restarts(),
             "log Z": self.log_z(),
             "log Z (down, up)": (self.log_z("down"), self.log_z("up")),
+            **({"log-work": "approximate, several tokens change at once"} if self.approximate else {}),
         }
 
 

@@ -337,6 +337,16 @@ def _explorer(e: Evidence) -> Iterator[Finding]:
         )
 
 
+def _tokens(e: Evidence) -> Iterator[Finding]:
+    if e.diagnostics.approximate:
+        yield Finding(
+            "look",
+            "several tokens change at once, as if they were independent: on steep targets draws are biased, with any"
+            " number of levels",
+            "give the process at_once=1, which is exact at one evaluation per token; or compare with a smaller at_once",
+        )
+
+
 def _free_energy(e: Evidence) -> Iterator[Finding]:
     if e.diagnostics.n_iterations < 2 * MIN_DRAWS or not e.works_known:
         return
@@ -389,11 +399,12 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     _mixing,
     _constant,
     _explorer,
+    _tokens,
     _free_energy,
     _starting_pass,
 )
 
-OF_EXCHANGE = (_ladder, _young, _start, _trips, _explorer, _free_energy, _starting_pass)
+OF_EXCHANGE = (_ladder, _young, _start, _trips, _explorer, _tokens, _free_energy, _starting_pass)
 """Rules for samplers that exchange replicas between levels."""
 
 

@@ -94,6 +94,13 @@ class Process(ABC):
     def check_event(self, event: torch.Size) -> None:  # noqa: B027
         """Refuse events on which this process is not defined."""
 
+    def multiplies(self, event: torch.Size) -> bool:
+        """Whether ratios multiply conditionals of several positions as if they were independent.
+
+        On steep targets that is an error which no number of levels removes.
+        """
+        return False
+
     def project(self, z: Tensor) -> Tensor:
         """The part of z inside the subspace on which the process lives."""
         return z

@@ -87,6 +87,13 @@ class Discrete(Process):
             return torch.ones_like(x, dtype=torch.bool)
         return (self.prompt < 0).to(x.device).expand_as(x)
 
+    def n_free(self, event: torch.Size) -> int:
+        """How many positions may change."""
+        return int(self.free(torch.empty(event, dtype=torch.long)).sum())
+
+    def multiplies(self, event: torch.Size) -> bool:
+        return self.log_probs is None and self.n_free(event) > 1
+
     def with_prompt(self, x: Tensor) -> Tensor:
         if self.prompt is None:
             return x
@@ -162,6 +169,18 @@ def _combined(predictions: tuple[Tensor, ...], weights: tuple[float, ...]) -> Te
         excluded |= impossible & (w > 0)
         total = total + w * torch.where(impossible, -1e4, log_p.to(torch.float64))
     return torch.where(excluded, LOG_ZERO, total)
+
+
+def _check_at_once(n: int | str | None) -> None:
+    if n is not None and n != "auto" and (isinstance(n, (bool, str)) or int(n) != n or n < 1):
+        raise InputError(f'at_once must be a positive number of positions, "auto" or None, got {n!r}')
+
+
+def _most_at_once(at_once: int | str | None, n_positions: int) -> int:
+    """How many of so many free positions may change together."""
+    if at_once == "auto":
+        return max(1, -(-n_positions // MOST_TURNS))
+    return n_positions if at_once is None else int(at_once)
 
 
 class InTurn(Discrete):
@@ -259,19 +278,14 @@ class Masked(InTurn, TokenMoves):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        n = self.at_once
-        if n is not None and n != "auto" and (isinstance(n, (bool, str)) or int(n) != n or n < 1):
-            raise InputError(f'at_once must be a positive number of positions, "auto" or None, got {n!r}')
+        _check_at_once(self.at_once)
 
     @property
     def n_states(self) -> int:
         return self.vocab_size + 1
 
-    def most_at_once(self, n_positions: int) -> int:
-        """How many of so many free positions may change together."""
-        if self.at_once == "auto":
-            return max(1, -(-n_positions // MOST_TURNS))
-        return n_positions if self.at_once is None else int(self.at_once)
+    def multiplies(self, event: torch.Size) -> bool:
+        return self.log_probs is None and _most_at_once(self.at_once, self.n_free(event)) > 1
 
     def model_time(self, x: Tensor, t: Tensor) -> Tensor:
         if self.at_once is None:
@@ -287,7 +301,7 @@ class Masked(InTurn, TokenMoves):
         may = self.free(x) & ((x == self.mask) != rows_like(up, x)) & rows_like(s != t, x)
         coins = stream.at("coins").bernoulli(rows_like(chance.log(), x).where(may, LOG_ZERO)).flatten(1)
         rank = stream.at("order").order(coins)
-        n = self.most_at_once(int(self.free(x[:1]).sum()))
+        n = _most_at_once(self.at_once, self.n_free(x.shape[1:]))
         return (rank + n - 1).div(n, rounding_mode="floor")
 
     def change(self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream) -> Tensor:
@@ -392,21 +406,28 @@ class Uniform(Discrete, TokenMoves):
 
     at `nodes` times, in the clock `log(t + 0.001)`. With `at_once=1` the ratio is exact up to the quadrature. A step
     then costs one evaluation per changed position but the first, and `nodes` more. None: the product over positions,
-    which costs nothing more.
+    which costs nothing more. `"auto"` as for `Masked`.
     """
 
-    at_once: int | None = None
+    at_once: int | str | None = "auto"
     nodes: int = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, n in (("at_once", self.at_once), ("nodes", self.nodes)):
-            if n is not None and (isinstance(n, (bool, str)) or int(n) != n or n < 1):
-                raise InputError(f"{name} must be a positive integer, got {n!r}")
+        _check_at_once(self.at_once)
+        if isinstance(self.nodes, bool) or int(self.nodes) != self.nodes or self.nodes < 1:
+            raise InputError(f"nodes must be a positive number of times, got {self.nodes!r}")
 
-    def has_detour(self, x: Tensor) -> bool:
-        """Whether ratios are computed along a way of their own; one position alone has a closed form."""
-        return self.at_once is not None and self.log_probs is None and int(self.free(x[:1]).sum()) > 1
+    def multiplies(self, event: torch.Size) -> bool:
+        return self.log_probs is None and _most_at_once(self.at_once, self.n_free(event)) > 1
+
+    def positions_at_once(self, x: Tensor) -> int | None:
+        """How many positions may change together on the way of a ratio; None if it has no way of its own.
+
+        One position alone has a closed form, and so have known densities.
+        """
+        n = self.n_free(x.shape[1:])
+        return None if self.at_once is None or self.log_probs is not None or n < 2 else _most_at_once(self.at_once, n)
 
     def log_jump(self, x: Tensor, y: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         """`log p_t(y) - log p_t(x)` from the prediction at x, exact where y differs in one position."""

@@ -132,7 +132,7 @@ class ReplicaExchange:
         self.iteration = 0
         if pilot is None:
             self.state = self._initial()
-            self.diagnostics = Diagnostics(self.state.level)
+            self.diagnostics = self._no_diagnostics()
         else:
             self._start_from(pilot)
         self.setup_evaluations = self.evaluate.counts.copy()
@@ -279,7 +279,7 @@ class ReplicaExchange:
         if not 0 <= level <= top or x.shape != wanted:
             raise InputError(f"need a level of 0 to {top} and points {wanted}, got {level!r} and {tuple(x.shape)}")
         self.state = self._around(x, level, self.stream.at(self.iteration, "restart"))
-        self.diagnostics = Diagnostics(self.state.level)
+        self.diagnostics = self._no_diagnostics()
 
     def _around(self, x: Tensor, level: int, stream: Stream) -> State:
         """Replicas at every level that come from these points at one."""
@@ -298,7 +298,7 @@ class ReplicaExchange:
     def restart_diagnostics(self) -> None:
         """Forget what was recorded (after burn-in, or when the target changed); the index process goes on."""
         trips = self.diagnostics.trips
-        self.diagnostics = Diagnostics(self.state.level)
+        self.diagnostics = self._no_diagnostics()
         self.diagnostics.trips.phase, self.diagnostics.trips.born = trips.phase, trips.born
 
     # -- stopping and going on ---------------------------------------------------------------------------
@@ -334,6 +334,11 @@ class ReplicaExchange:
         if summary := part(start, "pilot"):
             self.started_from = StartingPass.from_state_dict(summary)
 
+    def _no_diagnostics(self) -> Diagnostics:
+        """Diagnostics to which nothing has been recorded."""
+        event = torch.Size(self.target.models[0].event_shape)
+        return Diagnostics(self.state.level, approximate=self.evaluate.process.multiplies(event))
+
     def _check(self, evaluate: Evaluator) -> None:
         if self.explorer is not None:
             self.explorer.check(evaluate)
@@ -359,7 +364,7 @@ class ReplicaExchange:
         x, eve = pilot.replicas(levels, n, self.stream.at("pilot"))
         seen = self.evaluate(x.flatten(0, 1), levels.repeat(n))
         self.state = State(x.flatten(0, 1), seen, torch.arange(len(levels)).expand(n, -1).clone())
-        self.diagnostics = Diagnostics(self.state.level)
+        self.diagnostics = self._no_diagnostics()
         below = self.state.level < len(levels) - 1
         self.diagnostics.trips.born = torch.where(below, -1 - eve, self.diagnostics.trips.born)
         self.started_from = pilot.summary
