@@ -14,8 +14,9 @@ import torch
 import crepe_diffusion as cd
 from checks import assert_frequencies, f64, refuted
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import State
-from crepe_diffusion.paths import walk
+from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Coefficients, Euler, Evaluation, Masked, Uniform
 from crepe_diffusion.random import Stream
 
@@ -514,6 +515,61 @@ def test_prompts_stay_out_of_the_way_between_the_ends_of_a_uniform_step():
 
     check(30)
     refuted(check, 2)
+
+
+# -- walks in turn: what may go wrong on the way ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_state_between_the_ends_that_is_not_finite_spoils_its_walk_and_no_other(kind):
+    """The model fails where the first token is 0 and the others are still masked (or 1)."""
+    exact = table(JOINT, kind)
+
+    def predict(x, t):
+        other = V if kind == "masked" else 1
+        bad = (x[:, 0] == 0) & (x[:, 1:] == other).all(1)
+        return exact.predict(x, t).where(~bad[:, None, None], math.nan)
+
+    model = cd.models.TokenModel(predict, (3,), V, kind, dtype=torch.float64)
+    n, top = 400, torch.full((3,), V) if kind == "masked" else torch.tensor([1, 1, 1])
+
+    def descend(model, stream):
+        chain = cd.ReplicaExchange(exact**1.3, cd.ladder.linear(2), nonfinite="reject")
+        evaluate = Evaluator(model**1.3, chain.ladder, exact.process(), cd.Proposal(), nonfinite="reject")
+        x = top.expand(n, -1).clone()
+        index, down = torch.ones(n, dtype=torch.long), -torch.ones(n, dtype=torch.long)
+        return walk(evaluate, x, evaluate(x, times(1.0, n)), index, down, 1, stream), evaluate
+
+    whole, _ = descend(exact, STREAM.at("d"))
+    broken, evaluate = descend(model, STREAM.at("d"))
+    spoiled = log_work(broken, evaluate.coefficients).isnan()
+    assert 0 < int(spoiled.sum()) < n / 2
+    met = sum(evaluate.counts.nonfinite.values())  # a walk of the uniform process may meet such a state several times
+    assert met == spoiled.sum() if kind == "masked" else met > spoiled.sum()
+    works = (log_work(path, evaluate.coefficients)[~spoiled] for path in (whole, broken))
+    torch.testing.assert_close(*works)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("on", ["prediction", "state", "mode"])
+def test_chains_of_tokens_go_on_bit_for_bit_whatever_their_reward_sees(kind, on):
+    def reward(seen):
+        return (seen[..., 0] if on == "prediction" else (seen == 0)).double().sum(-1)
+
+    target = cd.guided(table(JOINT, kind), table(PRODUCT, kind), 1.5).tilt(reward, on=on)
+    options = {"n_chains": 3, "explorer": cd.Bounce(), "micro_batch": 5}
+    chain = cd.ReplicaExchange(target, cd.ladder.linear(4, substeps=2), **options)
+    chain.sample(4)
+    again = cd.ReplicaExchange(target, chain.ladder, start=chain.snapshot(), **options)
+    for _ in range(3):
+        here, there = chain.step(), again.step()
+        assert torch.equal(here.swaps.log_work.nan_to_num(), there.swaps.log_work.nan_to_num())
+    assert torch.equal(chain.state.x, again.state.x)
+    assert chain.evaluate.counts == again.evaluate.counts
+    # What a row remembers is what its point has: nothing is out of date after rows that were not evaluated.
+    seen = chain.evaluate(chain.state.x, chain.ladder.levels[chain.state.level.flatten()])
+    torch.testing.assert_close(chain.state.seen.reward, seen.reward)
+    torch.testing.assert_close(chain.state.seen.predictions, seen.predictions)
 
 
 # -- prompts -------------------------------------------------------------------------------------------------

@@ -465,6 +465,9 @@ class _Pass:
 
     def _compare(self, here: _Particles, path: Path, there: _Particles, k: int) -> None:
         """Every second step: the models' ratio over two steps at once, less that of one by one; no evaluation."""
+        process = self.evaluate.process
+        if process.is_discrete and not process.multiplies(here.x.shape[1:]):
+            return  # tokens that change one by one have an exact ratio, whatever the step
         c = torch.tensor(self.evaluate.coefficients.target, dtype=torch.float64)
         single = c @ path.models - path.proposal
         if here.before is None:
@@ -472,7 +475,7 @@ class _Pass:
             return
         x, seen, first = here.before
         s, t = self.times[k - 1].expand(self.n), self.times[k + 1].expand(self.n)
-        process, coefficients = self.evaluate.process, self.evaluate.coefficients
+        coefficients = self.evaluate.coefficients
         models, proposal = process.log_ratios(there.x, x, there.seen, seen, s, t, coefficients)
         gain = c @ models - proposal - first - single
         there.coarser = there.coarser + gain.where(there.log_w > -math.inf, 0.0)
