@@ -572,6 +572,30 @@ def test_chains_of_tokens_go_on_bit_for_bit_whatever_their_reward_sees(kind, on)
     torch.testing.assert_close(chain.state.seen.predictions, seen.predictions)
 
 
+@pytest.mark.parametrize("process", [Masked, Uniform])
+def test_summary_and_verdict_name_ratios_that_multiply_dependent_tokens(process):
+    def named(process, start=None):
+        kind = "masked" if isinstance(process, Masked) else "uniform"
+        chain = cd.ReplicaExchange(table(JOINT, kind) ** 1.5, cd.ladder.linear(3), process=process, start=start)
+        out = chain.sample(3)
+        assert ("log-work" in chain.diagnostics.summary()) == any("tokens" in r for r in out.verdict().reasons)
+        return "log-work" in chain.diagnostics.summary(), chain.snapshot()
+
+    assert not named(process(V))[0]
+    assert not named(process(V, torch.tensor([0, -1, 1]), at_once=None))[0]  # one free position
+    found, snapshot = named(process(V, at_once=2))
+    assert found
+    assert named(process(V, at_once=2), snapshot)[0]
+
+
+def test_the_default_changes_one_token_at_a_time_up_to_128_of_them():
+    assert not Masked(V).multiplies(torch.Size((128,)))
+    assert Masked(V).multiplies(torch.Size((129,)))
+    x, n = torch.full((1, 1000), V), 1
+    turns = Masked(V).turns(x, times(0.0, n), times(1.0, n), torch.zeros(n, dtype=torch.bool), STREAM.at("long"))
+    assert turns[0].bincount().tolist() == [0] + [8] * 125
+
+
 # -- prompts -------------------------------------------------------------------------------------------------
 
 
