@@ -48,7 +48,7 @@ walker-0 walker-1: walker-%: $(READY)
 test test-slow kill-test mutants: export OMP_NUM_THREADS := 1
 
 test: $(READY) ## run the fast tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY) ## run the heavier checks
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -84,7 +84,10 @@ def check_coverage(of, truth):
     assert_mean(z.square(), 1.0)
 
 
-@pytest.mark.parametrize(("batches", "pool"), [(1, "equal"), (20, "equal"), (20, "z")])
+@pytest.mark.parametrize(
+    ("batches", "pool"),
+    [pytest.param(1, "equal", marks=pytest.mark.slow), pytest.param(20, "equal", marks=pytest.mark.slow), (20, "z")],
+)
 def test_errors_of_particles_cover_the_truth(batches, pool):
     """Batches large enough for their own bias, of order 1 / n, to be below the noise of the test."""
 

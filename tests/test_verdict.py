@@ -133,7 +133,7 @@ GOOD: dict[str, Callable[[], RunData]] = {
     "segments": lambda: run(
         Segments(LINE, 2).tilt(lambda x: -(x[:, 0, 0] - x[:, 1, 0]).abs() / 3), karras(6, substeps=2), 200
     ),
-    "one chain": lambda: run(LINE**2.0, karras(6, substeps=3), 1000, 60, 1),
+    "one chain": lambda: run(LINE**2.0, karras(6, substeps=2), 600, 60, 1),
     "masked tokens": lambda: run(MASKED**2.0, ladder.linear(6, substeps=2), 400, explorer=cd.SingleToken()),
     "masked tokens, tilted": lambda: run(
         MASKED.tilt(lambda x: (x == 0).double().sum(1), on="mode"), ladder.linear(6, substeps=2)
@@ -155,7 +155,10 @@ def test_bad_runs_are_called_bad_for_the_right_reason(name):
     assert said.advice
 
 
-@pytest.mark.parametrize("name", GOOD)
+SLOW = ("product", "heated", "tempered plane, Langevin")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in GOOD])
 def test_good_runs_hear_nothing(name):
     assert verdict(GOOD[name]()) == Verdict("ok")
 
