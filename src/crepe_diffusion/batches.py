@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
 from torch import Tensor
 
-__all__ = ["IMPOSSIBLE", "block_rows", "rows_like"]
+from crepe_diffusion.errors import InputError
+
+__all__ = ["IMPOSSIBLE", "block_rows", "called", "rows_like"]
+
+T = TypeVar("T")
 
 IMPOSSIBLE = -1e12
 """The reward of a row that the target gives no weight: minus infinity, or a prediction that is not finite.
@@ -26,3 +34,30 @@ def rows_like(values: Tensor, x: Tensor) -> Tensor:
 def block_rows(x: Tensor) -> int:
     """How many rows to compute at once so that the temporaries stay in the processor's cache."""
     return max(1, 2**18 // max(1, x[0].numel()))
+
+
+def called(function: Callable[..., T], what: str, *inputs: Tensor) -> T:
+    """`function(*inputs)` for a function of the user's; one that writes into its input is refused by name.
+
+    It gets copies: what is passed here are the replicas themselves, and they stay as they were.
+
+    >>> called(lambda x: x.zero_(), "reward 'zero'", torch.ones(2))
+    Traceback (most recent call last):
+    crepe_diffusion.errors.InputError: reward 'zero' changed its input in place (+=, mul_, zero_, out= or numpy): work\
+ on a copy, x = x.clone()
+    """
+    copies = [z.clone() for z in inputs]
+    versions = [None if z.is_inference() else z._version for z in copies]
+    out = function(*copies)
+    for z, copy, version in zip(inputs, copies, versions, strict=True):
+        rewritten = version is not None and copy._version != version
+        # What NumPy writes does not count as a version. It cannot reach other devices, where comparing would wait.
+        if rewritten or (z.device.type == "cpu" and not _equal(z.detach(), copy.detach())):
+            raise InputError(
+                f"{what} changed its input in place (+=, mul_, zero_, out= or numpy): work on a copy, x = x.clone()"
+            )
+    return out
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from crepe_diffusion.batches import called
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Coefficients, Process
 from crepe_diffusion.schedules import Annealing, Ladder, anneal
@@ -63,7 +64,8 @@ class Reward:
         return self.scale * self._gamma(t, ladder)
 
     def _gamma(self, t: Tensor, ladder: Ladder) -> Tensor:
-        return self.anneal(t if getattr(self.anneal, "of_time", False) else ladder.progress(t))
+        u = t if getattr(self.anneal, "of_time", False) else ladder.progress(t)
+        return called(self.anneal, f"the annealing of reward {self.name!r}", u)
 
     def check_weight(self, ladder: Ladder) -> None:
         """Refuse an annealing that does not give one finite number per time of this ladder."""
@@ -143,7 +145,7 @@ class RewardSum:
 
     def _annealed(self, reward: Reward, shown: Tensor, t: Tensor) -> Tensor:
         try:
-            r = reward.function(shown)
+            r = called(reward.function, f"reward {reward.name!r}", shown)
         except RuntimeError as error:
             if shown.requires_grad and "requires grad" in str(error):  # torch's words for numpy() of such a tensor
                 raise _not_differentiable(reward) from error

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from crepe_diffusion.batches import called
 from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.errors import InputError
 
@@ -47,7 +48,7 @@ class StartingPass:
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """The target's mean of a scalar, (n, *event) to (n,), with its standard error."""
-        values = function(self.x)
+        values = called(function, "a scalar of the particles", self.x)
         if not isinstance(values, Tensor) or values.shape != (len(self.x),):
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(type(values).__name__)
             raise InputError(f"a scalar must be one number per particle, shape ({len(self.x)},); got {got}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from crepe_diffusion.batches import called
 from crepe_diffusion.errors import InputError
 
 if TYPE_CHECKING:
@@ -177,7 +178,8 @@ class Networks:
         """One prediction per model, checked for type, shape, dtype and device."""
         out: list[Tensor] = [x] * len(self.models)
         for members, models in self.groups:
-            for j, prediction in zip(members, models[0].predict_together(models, x, t), strict=True):
+            predictions = called(partial(models[0].predict_together, models), f"model {members[0]}", x, t)
+            for j, prediction in zip(members, predictions, strict=True):
                 out[j] = self._checked(prediction, x, j)
         return tuple(out)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from crepe_diffusion.batches import called
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.store import Column, Store, read_store, zarr_type
 from crepe_diffusion.samplers.base import Continuing, Info
@@ -110,7 +111,7 @@ def _free(name: str) -> str:
 
 
 def _scalar(name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> np.ndarray:
-    values = function(x)
+    values = called(function, f"scalar {name!r}", x)
     if not isinstance(values, Tensor) or values.shape != (len(x),):
         shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(f"scalar {name!r} must give one number for each of {len(x)} samples, got {shape}")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from crepe_diffusion.batches import rows_like
+from crepe_diffusion.batches import called, rows_like
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
@@ -102,7 +102,8 @@ def information_from_data(
         t_rows = torch.full((len(x),), t, dtype=torch.float64)
         noisy = x + process.scaled_noise(stream.at(i), x, (t_rows**2)[:, None])
         with torch.no_grad():
-            error = process.coordinates(model.predict(noisy, t_rows) - x).to(torch.float64)
+            predicted = called(model.predict, "the model", noisy, t_rows)
+            error = process.coordinates(predicted - x).to(torch.float64)
         values.append(kind.of_errors(error, t, n))
     return kind(times, torch.stack(values)[None], process.coordinates(data).to(torch.float64).mean(0)[None])
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crepe_diffusion.batches import called
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, RunData, Verdict, ess, rhat, verdict
 from crepe_diffusion.diagnostics.data import default_scalars
 from crepe_diffusion.diagnostics.estimates import mean_of, tours
@@ -77,7 +78,7 @@ class Result(ABC):
 
     def values(self, function: Function) -> Tensor:
         """The scalar of each draw, (n,)."""
-        values = function(self.x)
+        values = called(function, "a scalar of the draws", self.x)
         if not isinstance(values, Tensor) or values.shape != (len(self.x),):
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(type(values).__name__)
             raise InputError(f"a scalar of the draws must be one number per draw, shape ({len(self.x)},); got {got}")

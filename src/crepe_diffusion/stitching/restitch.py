@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from crepe_diffusion.batches import IMPOSSIBLE
+from crepe_diffusion.batches import IMPOSSIBLE, called
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
@@ -175,7 +175,8 @@ class Restitch:
         log_weights = torch.zeros(n_chains, self.n_plans + 1, dtype=torch.float64)
         seen = torch.stack([_pick(predictions, plan) for plan in plans.unbind(1)], 1).flatten(0, 1)
         for term in whole:
-            value = term.weight(t[None], evaluate.ladder) * term.function(seen).to(torch.float64)
+            values = called(term.function, f"reward {term.name!r}", seen).to(torch.float64)
+            value = term.weight(t[None], evaluate.ladder) * values
             log_weights += value.reshape(log_weights.shape)
         if pivot is not None:
             log_weights -= pivot[torch.arange(n_chains)[:, None, None], plans].logsumexp(-1)
