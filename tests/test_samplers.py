@@ -299,3 +299,30 @@ def test_kinds_of_results():
     assert isinstance(CALLS["ReplicaExchange"](MIXTURE), Chains)
     assert isinstance(CALLS["SMC"](MIXTURE), Particles)
     assert isinstance(CALLS["Plain"](MIXTURE), Independent)
+
+
+def test_a_part_of_a_result_is_what_its_chains_or_batches_alone_have_given():
+    """Every number of the part is made of its own rows: those of the others may be anything."""
+    steps, f, target = cd.ladder.karras(6, 0.05, 10.0), first, MIXTURE**2.0
+    chains = cd.ReplicaExchange(target, steps, n_chains=4, **FAST).sample(40)
+    part = chains.of_chains([1, 3])
+    assert torch.equal(part.scalar(f), chains.scalar(f)[:, [1, 3]])
+    assert part.n_chains == 2
+    assert torch.equal(part.diagnostics.works()[0], chains.diagnostics.works()[0][:, [1, 3]])
+    assert part.diagnostics.restarts() == int(chains.diagnostics.trips.n_restarts[[1, 3]].sum()) > 0
+    assert part.log_z != chains.log_z
+    assert chains.of_chains(range(4)).log_z == chains.log_z
+
+    particles = cd.SMC(target, steps, n_particles=8, n_batches=4, **FAST).sample()
+    some = particles.of_batches([1, 3])
+    assert some.log_z.value == pytest.approx(float(particles.batch_log_z[[1, 3]].logsumexp(0)) - math.log(2))
+    w = particles.by_batch(particles.weights)[[1, 3]].flatten()
+    values = particles.by_batch(particles.values(f))[[1, 3]].flatten().double()
+    assert some.mean(f).value == pytest.approx(float(w @ values / w.sum()))
+    assert particles.of_batches(range(4)).mean(f) == particles.mean(f)
+
+    sweeps = cd.ParticleGibbs(target, steps, n_particles=4, n_chains=3, **FAST).sample(12)
+    two = sweeps.of_chains([0, 2])
+    assert torch.equal(two.scalar(f), sweeps.scalar(f)[:, [0, 2]])
+    assert torch.equal(two.sweep_log_z, sweeps.sweep_log_z[:, [0, 2]])
+    assert sweeps.of_chains(range(3)).mean(f) == sweeps.mean(f)

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.progress import track
 
 from studies.battery import calibration
+from studies.battery.methods import METHODS
 from studies.battery.problems import random
 from studies.shared.pages import fill
 
@@ -18,31 +19,33 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.battery", description=__doc__)
     commands = parser.add_subparsers(required=True)
     sub = commands.add_parser("calibrate", help="coverage of intervals, and of verdicts")
-    sub.add_argument("--seeds", type=int, default=20)
-    sub.add_argument("--budgets", type=int, nargs="+", default=[20_000, 200_000])
+    sub.add_argument("--seeds", type=int, default=4, help="samplers per problem, method and budget")
+    sub.add_argument("--groups", type=int, default=5, help="runs that share a sampler")
+    sub.add_argument("--budgets", type=int, nargs="+", default=[20_000, 200_000], help="network rows per run")
+    sub.add_argument("--hard", type=int, default=2_000_000, help="a further budget for hard problems; 0: none")
     sub.add_argument("--problems", nargs="+", metavar="NAME", help="default: one of every kind")
-    sub.add_argument("--held-out", type=int, metavar="SEED", help="the problems that this seed makes instead")
-    sub.add_argument("--methods", nargs="+", default=list(calibration.METHODS))
+    sub.add_argument("--held-out", type=int, nargs="+", metavar="SEED", help="the problems of these seeds instead")
+    sub.add_argument("--methods", nargs="+", default=["replica exchange", "SMC"], choices=list(METHODS))
     sub.add_argument("--workers", type=int, default=2)
     sub.add_argument("--out", type=Path, default=Path("results/calibration"))
-    sub.add_argument("--write", action="store_true", help="put the table into the README of the study")
+    sub.add_argument("--reasons", action="store_true", help="print why runs were not judged OK")
+    sub.add_argument("--write", action="store_true", help="put the tables into the README of the study")
     given = parser.parse_args(arguments)
     names = given.problems or list(calibration.DEFAULT)
     if given.held_out is not None:
-        names = [f"held out {given.held_out}: {p.name}" for p in random(given.held_out)]
-    jobs = [
-        calibration.Job(name, method, budget, seed)
-        for budget in given.budgets
-        for seed in range(given.seeds)
-        for name in names
-        for method in given.methods
-    ]
-    records = list(track(calibration.run_all(jobs, given.out, given.workers), "calibration", total=len(jobs)))
+        names = [p.name for seed in given.held_out for p in random(seed)]
+    jobs = calibration.jobs(names, given.methods, given.budgets, given.hard or None, given.seeds, given.groups)
+    done = calibration.run_all(jobs, given.out, given.workers)
+    records = [r for batch in track(done, "calibration", total=len(jobs)) for r in batch]
     print(calibration.by_problem(records))
     print()
     print(calibration.table(records))
+    if given.reasons:
+        print()
+        print(calibration.reasons(records))
     if given.write:
-        fill(PAGE, {"calibration": calibration.table(records), "by problem": calibration.by_problem(records)})
+        kind = "calibration" if given.held_out is None else "held out"
+        fill(PAGE, {kind: calibration.table(records), f"{kind} by problem": calibration.by_problem(records)})
 
 
 if __name__ == "__main__":

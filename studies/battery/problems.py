@@ -27,6 +27,7 @@ from torch import Tensor
 
 from crepe_diffusion import InputError, Ladder, Proposal, Stream, Target, anneal, guided, ladder
 from crepe_diffusion.models import GaussianMixture, TokenTable
+from crepe_diffusion.processes import Masked
 from studies.kernels import problems as kernels
 from studies.minibatch import study as minibatch
 
@@ -49,10 +50,19 @@ SIGMA = (0.02, 10.0)
 
 @dataclass(frozen=True)
 class Truth:
-    """`E_pi[f]` of each scalar at level 0, and `log Z_0 / Z_M` (None where it is not known)."""
+    """`E_pi[f]` and `Var_pi[f]` of each scalar at level 0, and `log Z_0 / Z_M` (None where it is not known)."""
 
     means: dict[str, float]
+    variances: dict[str, float]
     log_z: float | None = None
+
+    @staticmethod
+    def of_states(states: Tensor, share: Tensor, scalars: dict[str, Scalar], log_z: float | None = None) -> Truth:
+        """Sums over all states, or a grid of them, with their shares."""
+        values = {name: f(states).to(torch.float64) for name, f in scalars.items()}
+        means = {name: float(share @ v) for name, v in values.items()}
+        variances = {name: float(share @ (v - means[name]).square()) for name, v in values.items()}
+        return Truth(means, variances, log_z)
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ class Problem:
     """A target with known answers.
 
     - `ladder(n_levels, substeps)`: levels between the problem's own ends; `steps` of them in all is what we recommend;
-    - `scalars`: functions of samples `(rows, *event)`; `truths`: their exact means at level 0;
+    - `scalars`: functions of samples `(rows, *event)`; `truths`, `variances`: of each under the target at level 0;
     - `log_z`: `log Z_0 / Z_M`, or None; `hard`: needs ten times the budget of the others.
     """
 
@@ -82,6 +92,17 @@ class Problem:
             return ladder.geometric(n_levels, low, high, substeps)
         return ladder.karras(n_levels, low, high, substeps=substeps)
 
+    @property
+    def walk_rows(self) -> int:
+        """About how many network rows a particle needs from noise to data, by `steps`."""
+        first = self.target.models[0]
+        rows = self.steps + 1
+        if isinstance(first, TokenTable):
+            # Masked tokens change in turn. Ratios of uniform ones need three evaluations per step, and one per change.
+            masked = isinstance(first.process(), Masked)
+            rows = first.length + 1 if masked else (1 + 3) * self.steps + first.length
+        return len(self.target.models) * rows
+
     @cached_property
     def truth(self) -> Truth:
         return self.exact()
@@ -89,6 +110,10 @@ class Problem:
     @property
     def truths(self) -> dict[str, float]:
         return self.truth.means
+
+    @property
+    def variances(self) -> dict[str, float]:
+        return self.truth.variances
 
     @property
     def log_z(self) -> float | None:
@@ -135,15 +160,15 @@ def _two_modes(weights: Sequence[float], stds: Sequence[Sequence[float]], beta: 
         log_w, m, v = power(model, beta, SIGMA[0])
         share = torch.softmax(log_w, 0)
         positive = 0.5 * (1 + torch.erf(m[:, 0] / (2 * v[:, 0]).sqrt()))
-        return Truth(
-            {
-                "second mode": float(share @ positive),
-                "first coordinate": float(share @ m[:, 0]),
-                "square of the second": float(share @ (m[:, 1].square() + v[:, 1])),
-                "square of the last": float(share @ (m[:, -1].square() + v[:, -1])),
-            },
-            float(log_w.logsumexp(0) - power(model, beta, SIGMA[1])[0].logsumexp(0)),
+        square = m.square() + v
+        fourth = m**4 + 6 * m.square() * v + 3 * v.square()
+        first, second = (  # E[f] and E[f^2] of each scalar in each term
+            (positive, m[:, 0], square[:, 1], square[:, -1]),
+            (positive, square[:, 0], fourth[:, 1], fourth[:, -1]),
         )
+        means = {name: float(share @ a) for name, a in zip(scalars, first, strict=True)}
+        variances = {name: float(share @ b) - means[name] ** 2 for name, b in zip(scalars, second, strict=True)}
+        return Truth(means, variances, float(log_w.logsumexp(0) - power(model, beta, SIGMA[1])[0].logsumexp(0)))
 
     scalars: dict[str, Scalar] = {
         "second mode": lambda x: (x[:, 0] > 0).to(torch.float64),
@@ -210,8 +235,10 @@ def _plane(
         log_p = flat.log_prob(z, SIGMA[0]) + 2 * math.log(scale / 6)
         log_pi = log_p + reward(flat.predict(z, t))
         share = torch.softmax(log_pi, 0)
-        means = {key: float(share @ f(z)) for key, f in scalars.items() if key != "square of the last"}
-        return Truth({**means, "square of the last": scale**2}, float(log_pi.logsumexp(0) - log_p.logsumexp(0)))
+        planar = {key: f for key, f in scalars.items() if key != "square of the last"}
+        truth = Truth.of_states(z, share, planar, float(log_pi.logsumexp(0) - log_p.logsumexp(0)))
+        truth.means["square of the last"], truth.variances["square of the last"] = scale**2, 2 * scale**4
+        return truth
 
     target = model.tilt(lambda x: reward(x[:, :2]), guidance=guidance, anneal=annealing)
     return Problem(name, target, scalars, exact, hard=True)
@@ -337,14 +364,14 @@ def tokens(
     def exact() -> Truth:
         share = torch.softmax(log_pi, 0)
         # Both models are one law at the noise end, where Z is therefore 1.
-        return Truth({key: float(share @ f(p.states)) for key, f in scalars.items()}, float(log_pi.logsumexp(0)))
+        return Truth.of_states(p.states, share, scalars, float(log_pi.logsumexp(0)))
 
     return Problem(
         name or f"{kind} tokens {length}x{vocab} {steepness} w={w:g} w'={w_proposal:g}",
         guided(q, p, w),
         scalars,
         exact,
-        steps=32,
+        steps=8,  # their ratios are exact for steps of any size, or nearly so
         ends=(0.0, 1.0),
         spacing="linear",
         proposal=Proposal(exponents=(1 - w_proposal, w_proposal)),
@@ -375,10 +402,7 @@ def mini_batches() -> Problem:
         log_p = model.log_prob(grid, sigma[0])
         log_pi = log_p + minibatch.reward(model.predict(grid, t))
         share = torch.softmax(log_pi, 0)
-        return Truth(
-            {key: float(share @ f(grid)) for key, f in scalars.items()},
-            float(log_pi.logsumexp(0) - log_p.logsumexp(0)),
-        )
+        return Truth.of_states(grid, share, scalars, float(log_pi.logsumexp(0) - log_p.logsumexp(0)))
 
     target = model.tilt(minibatch.reward, anneal=anneal.power(5))
     return Problem("mini-batch mixture", target, scalars, exact, ends=sigma)
@@ -397,7 +421,8 @@ def from_kernels(setting: str, task: str) -> Problem:
     scalars: dict[str, Scalar] = {f"mode {i}": partial(share_of, i) for i in range(len(problem.centres))}
 
     def exact() -> Truth:
-        return Truth({key: float(v) for key, v in zip(scalars, problem.mode_truth, strict=True)})
+        shares = {key: float(v) for key, v in zip(scalars, problem.mode_truth, strict=True)}
+        return Truth(shares, {key: p * (1 - p) for key, p in shares.items()})
 
     ends = (problem.setting.sigma_min, problem.setting.sigma_max)
     return Problem(problem.name, problem.target, scalars, exact, ends=ends, spacing="geometric")

@@ -145,6 +145,14 @@ class Diagnostics:
         diagnostics.capacity, diagnostics.stride, diagnostics._first = capacity, stride, first
         return diagnostics
 
+    def of_chains(self, chains: Sequence[int]) -> Diagnostics:
+        """What was recorded of these chains; the explorer's acceptance stays the mean over all."""
+        state, index = self.state_dict(), list(chains)
+        for name in ("accepts", *(key for key in state if key.startswith("trips."))):
+            state[name] = state[name][index]
+        state["_down"], state["_up"] = state["_down"][:, index], state["_up"][:, index]
+        return Diagnostics.from_state_dict(state)
+
     # -- communication -----------------------------------------------------------------------------------
 
     def works(self) -> tuple[Tensor, Tensor]:

@@ -117,6 +117,26 @@ class Chains(Result):
         """The draws as (draws, chains, *event)."""
         return self.by_chain(self.x)
 
+    def of_chains(self, chains: Sequence[int] | range) -> Chains:
+        """What these chains alone have given; the counts stay those of all.
+
+        >>> from crepe_diffusion.models import GaussianMixture
+        >>> from crepe_diffusion.samplers import ReplicaExchange
+        >>> from crepe_diffusion.schedules import ladder
+        >>> p = GaussianMixture(weights=[1.0], means=[[1.0]], stds=[0.5])
+        >>> out = ReplicaExchange(p, ladder.karras(6, 0.05, 10.0), n_chains=4).sample(20)
+        >>> out.of_chains([1, 3]).x.shape
+        torch.Size([40, 1])
+        """
+        index = list(chains)
+        return replace(
+            self,
+            x=self.chains[:, index].flatten(0, 1),
+            replica=self.replica[:, index],
+            born=self.born[:, index],
+            diagnostics=self.diagnostics.of_chains(index),
+        )
+
     def scalar(self, function: Function) -> Tensor:
         """A scalar of each draw, (draws, chains)."""
         return self.by_chain(self.values(function))
@@ -204,6 +224,19 @@ class Particles(Result):
             eve=torch.cat([part.eve + i for i, part in zip(first, parts, strict=True)]),
             level_ess=torch.cat([part.level_ess for part in parts], 1),
             n_resamplings=torch.cat([part.n_resamplings for part in parts]),
+        )
+
+    def of_batches(self, batches: Sequence[int] | range) -> Particles:
+        """What these batches alone have given; the counts stay those of all."""
+        index = list(batches)
+        return replace(
+            self,
+            x=self.by_batch(self.x)[index].flatten(0, 1),
+            log_weights=self.log_weights[index],
+            batch_log_z=self.batch_log_z[index],
+            eve=self.by_batch(self.eve)[index].flatten(),
+            level_ess=self.level_ess[:, index],
+            n_resamplings=self.n_resamplings[index],
         )
 
     @property
@@ -324,6 +357,21 @@ class Sweeps(Result):
     @property
     def n_chains(self) -> int:
         return self.log_weights.shape[1]
+
+    def of_chains(self, chains: Sequence[int] | range) -> Sweeps:
+        """What these chains alone have given; the counts stay those of all."""
+        index = list(chains)
+        return replace(
+            self,
+            x=self.x.unflatten(0, self.log_weights.shape)[:, index].flatten(0, 2),
+            log_weights=self.log_weights[:, index],
+            changed=self.changed[:, index],
+            replica=self.replica[:, index],
+            born=self.born[:, index],
+            sweep_log_z=self.sweep_log_z[:, index],
+            survivors=self.survivors[:, :, index],
+            level_ess=self.level_ess[:, :, index],
+        )
 
     @property
     def weights(self) -> Tensor:

@@ -33,20 +33,22 @@ def draws(problem: Problem, t: float, seed: int = 0) -> tuple[torch.Tensor, torc
     return x, cover.log_prob(x)
 
 
-def check_means(problem: Problem, truths: dict[str, float]) -> None:
+def check_means(problem: Problem, truths: dict[str, float], variances: dict[str, float]) -> None:
     x, log_q = draws(problem, problem.ends[0])
     log_w = problem.log_density(x) - log_q
     w = (log_w - log_w.max()).exp()
     assert float(w.sum() ** 2 / w.square().sum()) > 200  # or the comparison would be worth nothing
     for name, f in problem.scalars.items():
         assert_mean(w * (f(x) - truths[name]) / w.mean(), 0.0)
+        assert_mean(w * ((f(x) - problem.truths[name]).square() - variances[name]) / w.mean(), 0.0)
 
 
 @pytest.mark.parametrize("name", GAUSSIAN)
 def test_means_agree_with_importance_sampling(name):
     problem = PROBLEMS[name]
-    check_means(problem, problem.truths)
-    refuted(check_means, problem, {key: 1.15 * value + 0.02 for key, value in problem.truths.items()})
+    check_means(problem, problem.truths, problem.variances)
+    refuted(check_means, problem, {k: 1.15 * v + 0.02 for k, v in problem.truths.items()}, problem.variances)
+    refuted(check_means, problem, problem.truths, {k: 1.15 * v + 0.02 for k, v in problem.variances.items()})
 
 
 @pytest.mark.parametrize("name", [name for name in GAUSSIAN if PROBLEMS[name].log_z is not None])
@@ -77,6 +79,7 @@ def test_tables_agree_with_a_loop_over_all_states(name):
     p, q = problem.target.models
     assert isinstance(p, TokenTable)
     (c_p, c_q), total, sums = problem.target.exponents, 0.0, dict.fromkeys(problem.scalars, 0.0)
+    squares = dict(sums)
     tables = [m.probabilities.reshape((m.vocab_size,) * m.length) for m in (p, q)]
     for state in itertools.product(range(p.vocab_size), repeat=p.length):
         weight = float(tables[0][state]) ** c_p * float(tables[1][state]) ** c_q
@@ -84,9 +87,11 @@ def test_tables_agree_with_a_loop_over_all_states(name):
         total += weight
         for key, f in problem.scalars.items():
             sums[key] += weight * float(f(x))
+            squares[key] += weight * (float(f(x)) - problem.truths[key]) ** 2
         assert float(problem.log_density(x)) == pytest.approx(math.log(weight), abs=1e-9)
     assert problem.log_z == pytest.approx(math.log(total), abs=1e-10)
     assert problem.truths == pytest.approx({key: value / total for key, value in sums.items()}, abs=1e-10)
+    assert problem.variances == pytest.approx({key: value / total for key, value in squares.items()}, abs=1e-10)
 
 
 def test_known_numbers():

@@ -1,0 +1,52 @@
+"""A small calibration: groups are runs of their own, records are kept, tables are made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import crepe_diffusion as cd
+from studies.battery import calibration
+from studies.battery.calibration import Job, run_all, run_job
+from studies.battery.methods import METHODS
+from studies.battery.problems import tokens
+
+
+@pytest.mark.parametrize("method", ["replica exchange", "SMC"])
+def test_groups_are_charged_for_their_set_up_and_for_nothing_of_others(method):
+    problem = tokens("masked", 4, 3)
+    one, two = METHODS[method](problem, 4000, 0, 2)
+    assert one.rows == two.rows == pytest.approx(4000, rel=0.1)
+    alone = METHODS[method](problem, 4000, 0, 1)[0]
+    assert alone.setup == one.setup
+    assert alone.rows == pytest.approx(one.rows, rel=0.1)
+    # The same budget buys a group as many draws as a run alone, but its own ones.
+    assert len(alone.out.x) == pytest.approx(len(one.out.x), rel=0.05)
+    f = problem.scalars["neighbours agree"]
+    assert one.out.mean(f).value != two.out.mean(f).value
+
+
+def test_records_are_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job = Job("masked tokens 4x3 mild w=2 w'=2", "SMC", 2000, 0, 2)
+    (found,) = run_all([job], tmp_path, workers=1)
+    monkeypatch.setitem(METHODS, "SMC", lambda *args: pytest.fail("it was measured before"))
+    assert run_job(job, tmp_path) == found
+    assert [r["group"] for r in found] == [0, 1]
+    for r in found:
+        for m in r["means"].values():
+            low, high = cd.Estimate(m["value"], m["error"], m["dof"]).interval()
+            assert m["covered"] == (low <= m["truth"] <= high)
+            assert 0 < m["variance"] < 0.26
+    text = calibration.table(found)
+    assert "| SMC | 2,000 | 2 |" in text
+    assert "SMC" in calibration.by_problem(found)
+    assert calibration.reasons(found).count("| SMC |") == len(
+        {calibration._kind(x) for r in found for x in r["reasons"]}
+    )
+
+
+def test_a_name_that_is_not_there_is_refused():
+    assert calibration.chosen("held out 3: posterior").hard
+    with pytest.raises(cd.InputError, match="no problem 'nowhere'"):
+        calibration.chosen("nowhere")
