@@ -200,8 +200,9 @@ def check_prompt(prompt: Tensor | None, event_shape: tuple[int, ...]) -> None:
 class TokenModel(_Wrapped):
     """A discrete diffusion given by `log P(x_0^i = v | x_t)`, as `f(tokens, t)` or `f(tokens, t, condition)`.
 
-    `kind` is the noising process, `"masked"` or `"uniform"`; `prompt` freezes positions; `condition` and `network` are
-    those of `Denoiser`.
+    `kind` is the noising process, `"masked"` or `"uniform"`; the mask is token `mask_id`, by default `vocab_size`, and
+    predictions of a mask below `vocab_size` are minus infinity; `prompt` freezes positions; `condition` and `network`
+    are those of `Denoiser`.
 
     >>> model = TokenModel(lambda x, t: torch.zeros(*x.shape, 4).log_softmax(-1), event_shape=(2,), vocab_size=4)
     >>> model.predict(torch.tensor([[4, 4]]), torch.ones(1)).exp()[0, 0].tolist()
@@ -215,6 +216,7 @@ class TokenModel(_Wrapped):
         vocab_size: int,
         kind: str = "masked",
         *,
+        mask_id: int | None = None,
         prompt: Tensor | None = None,
         condition: Condition | None = None,
         network: object = None,
@@ -223,7 +225,11 @@ class TokenModel(_Wrapped):
         check_choice("kind", kind, ("masked", "uniform"))
         super().__init__(function, event_shape, condition, network, dtype)
         check_prompt(prompt, self.event_shape)
-        self._process = Masked(vocab_size, prompt) if kind == "masked" else Uniform(vocab_size, prompt)
+        if kind == "uniform" and mask_id is not None:
+            raise InputError(f"the uniform process has no mask, got mask_id {mask_id!r}")
+        self._process: Masked | Uniform = (
+            Masked(vocab_size, prompt, mask_id=mask_id) if kind == "masked" else Uniform(vocab_size, prompt)
+        )
 
     def process(self) -> Process:
         return self._process

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -29,9 +30,9 @@ def identity(value: object) -> Hashable:
     """A key that is equal for two functions if they compute the same thing by construction.
 
     Equal are: the same object; bound methods of the same object; `functools.partial` of the same function and
-    arguments; functions with the same code, closure, defaults and globals (a lambda that was created twice). Numbers
-    and strings in closures and arguments are compared by value, everything else by identity. The keys are valid as
-    long as the functions exist.
+    arguments; functions with the same code, closure, defaults and globals (a lambda that was created twice); frozen
+    dataclasses of one type with the same fields. Numbers, strings and tuples of them in closures, arguments and fields
+    are compared by value, everything else by identity. The keys are valid as long as the functions exist.
 
     >>> def denoiser(scale):
     ...     return lambda y, t: scale * y
@@ -47,6 +48,10 @@ def _identity(value: object, outer: tuple[int, ...]) -> Hashable:
     within = (*outer, id(value))
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
         return (type(value), repr(value))
+    if type(value) is tuple:
+        return ("tuple", *(_identity(v, within) for v in value))
+    if is_dataclass(value) and not isinstance(value, type) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return (type(value), *(_identity(getattr(value, f.name), within) for f in fields(value)))
     if isinstance(value, MethodType):
         return ("method", id(value.__self__), _identity(value.__func__, within))
     if type(value) is partial:

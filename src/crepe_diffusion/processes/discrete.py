@@ -257,7 +257,9 @@ def _position(x: Tensor, free: Tensor, stream: Stream) -> Tensor:
 
 @dataclass(frozen=True)
 class Masked(InTurn, TokenMoves):
-    """Absorbing diffusion: a token turns into the mask, whose id is `vocab_size`.
+    """Absorbing diffusion: a token turns into the mask, whose id is `mask_id`, or `vocab_size` where none is given.
+
+    A mask with an id below `vocab_size` has an entry in every prediction, which must be minus infinity.
 
     `at_once` bounds how many positions change together on a walk, with an evaluation after each such change:
 
@@ -275,14 +277,28 @@ class Masked(InTurn, TokenMoves):
     """
 
     at_once: int | str | None = "auto"
+    mask_id: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_at_once(self.at_once)
+        if self.mask_id is not None and not 0 <= self.mask_id <= self.vocab_size:
+            raise InputError(f"mask_id must be between 0 and vocab_size = {self.vocab_size}, got {self.mask_id!r}")
+        if self.prompt is not None and bool((self.prompt == self.mask).any()):
+            raise InputError(f"prompt freezes the mask, {self.mask}: write -1 where a position is free")
 
     @property
     def n_states(self) -> int:
-        return self.vocab_size + 1
+        return max(self.vocab_size, self.mask + 1)
+
+    def _all_states(self, log_p: Tensor, log_mask: Tensor | float) -> Tensor:
+        """Predictions with an entry for the mask, (*x.shape, n_states)."""
+        if self.mask == self.vocab_size:
+            log_p = torch.cat([log_p, torch.empty_like(log_p[..., :1])], dim=-1)
+        else:
+            log_p = log_p.clone()
+        log_p[..., self.mask] = log_mask
+        return log_p
 
     def multiplies(self, event: torch.Size) -> bool:
         return self.log_probs is None and _most_at_once(self.at_once, self.n_free(event)) > 1
@@ -320,7 +336,7 @@ class Masked(InTurn, TokenMoves):
 
     @property
     def mask(self) -> int:
-        return self.vocab_size
+        return self.vocab_size if self.mask_id is None else self.mask_id
 
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         return self.with_prompt(torch.full_like(like, self.mask))
@@ -337,9 +353,8 @@ class Masked(InTurn, TokenMoves):
 
     def denoising(self, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
         a_s, a_t = _survival(s, x_t), _survival(t, x_t)
-        reveal = ((a_s - a_t) / (1 - a_t))[..., None]
-        wait = ((1 - a_s) / (1 - a_t))[..., None].expand(*x_t.shape, 1)
-        at_mask = torch.cat([log_p + reveal.log(), wait.log()], dim=-1)
+        reveal, wait = ((a_s - a_t) / (1 - a_t))[..., None], (1 - a_s) / (1 - a_t)
+        at_mask = self._all_states(log_p + reveal.log(), wait.log())
         return torch.where((x_t == self.mask)[..., None], at_mask, self._stay(x_t))
 
     def log_ratio(self, x_s: Tensor, x_t: Tensor, log_p: Tensor, s: Tensor, t: Tensor) -> Tensor:
@@ -353,8 +368,7 @@ class Masked(InTurn, TokenMoves):
 
     def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         a = _survival(t, x)[..., None]
-        score = log_p + (a / (1 - a)).log()
-        score = torch.cat([score, torch.full_like(score[..., :1], LOG_ZERO)], dim=-1)
+        score = self._all_states(log_p + (a / (1 - a)).log(), LOG_ZERO)
         return torch.where((x == self.mask)[..., None], score, torch.full_like(score, LOG_ZERO))
 
     def local_move(self, x: Tensor, drift: Tensor, stream: Stream) -> Tensor:
@@ -364,9 +378,8 @@ class Masked(InTurn, TokenMoves):
         here = flat.gather(1, position[:, None])[:, 0]
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
         log_q = drift.flatten(1, -2).gather(1, at)[:, 0].to(torch.float64)
-        mask_only = torch.full_like(log_q[:, :1], LOG_ZERO)
-        to_token = torch.cat([log_q, mask_only], dim=-1)
-        to_mask = torch.cat([torch.full_like(log_q, LOG_ZERO), torch.zeros_like(mask_only)], dim=-1)
+        to_token = self._all_states(log_q, LOG_ZERO)
+        to_mask = self._all_states(torch.full_like(log_q, LOG_ZERO), 0.0)
         new = stream.at("token").categorical(torch.where((here == self.mask)[:, None], to_token, to_mask))
         return flat.scatter(1, position[:, None], new[:, None]).reshape(x.shape)
 

@@ -1,0 +1,159 @@
+"""What adapters of masked language models share: hidden prompts, forbidden tokens, and how much mass is left.
+
+p(v) = w(v) / sum_{u allowed} w(u)   for allowed v, else 0        mass = sum_{u allowed} w(u), of normalised w
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models.base import TokenModel
+
+__all__ = ["LanguageModel", "TokenWeights", "as_logits"]
+
+
+def as_logits(out: Any) -> Tensor:
+    """The logits in what a network returned: the tensor itself, `.logits`, `["logits"]`, or the first of a tuple."""
+    if isinstance(out, dict) and "logits" in out:
+        out = out["logits"]
+    out = getattr(out, "logits", out)
+    if isinstance(out, (tuple, list)) and out:
+        out = out[0]
+    if not isinstance(out, Tensor):
+        raise InputError(f"a network of tokens returns logits (rows, length, V) or an object with .logits, got {out!r}")
+    return out
+
+
+@dataclass(frozen=True)
+class TokenWeights(ABC):
+    """`log p(v)` from what a network says of tokens with the ids of its own vocabulary.
+
+    Called with states, times and, for each row, the positions that are hidden from the network by a mask.
+    """
+
+    network: Callable[..., Any]
+    mask_id: int
+    vocab_size: int
+    forbidden: tuple[int, ...]
+    pad_id: int | None = None
+
+    @abstractmethod
+    def log_weights(self, x: Tensor, t: Tensor, options: dict[str, Tensor]) -> Tensor:
+        """What the network says, (rows, length, V), before anything is forbidden."""
+
+    def check_visible(self, visible: Tensor) -> None:  # noqa: B027 - most networks take any input
+        """Refuse a choice of frozen positions that the network sees, (length,), if it cannot work with them."""
+
+    def normalised(self, log_w: Tensor) -> Tensor:
+        """`log w` as the network means it, with a sum that should be 1."""
+        return log_w
+
+    def __call__(self, x: Tensor, t: Tensor, hidden: Tensor) -> Tensor:
+        return self._allowed(self._weights(x, t, hidden)).log_softmax(-1)
+
+    def log_mass(self, x: Tensor, t: Tensor, hidden: Tensor) -> Tensor:
+        """Log of what the network gives to all allowed tokens, (rows, length)."""
+        return self._allowed(self.normalised(self._weights(x, t, hidden))).logsumexp(-1)
+
+    def _weights(self, x: Tensor, t: Tensor, hidden: Tensor) -> Tensor:
+        options = {} if self.pad_id is None else {"attention_mask": (x != self.pad_id).long()}
+        log_w = as_logits(self.log_weights(x.masked_fill(hidden, self.mask_id), t, options))
+        if log_w.shape != (*x.shape, self.vocab_size):
+            raise InputError(
+                f"the network returned {tuple(log_w.shape)} for tokens {tuple(x.shape)} and vocab_size"
+                f" {self.vocab_size}: one number for each token of its vocabulary is needed"
+            )
+        return log_w if log_w.dtype in (torch.float32, torch.float64) else log_w.to(torch.float32)
+
+    def _allowed(self, log_w: Tensor) -> Tensor:
+        never = torch.tensor((*self.forbidden, self.mask_id), device=log_w.device)
+        return log_w.index_fill(-1, never, -torch.inf)
+
+
+class LanguageModel(TokenModel):
+    """A `TokenModel` of a network with its own ids: what `from_masked_lm`, `from_sedd` and `from_mdlm` return.
+
+    States are the ids of the network's tokenizer. `hidden` are the positions, (length,), that the network sees as masks
+    though they are frozen: the unconditional partner of guidance by a prompt.
+    """
+
+    function: TokenWeights
+
+    def __init__(self, weights: TokenWeights, prompt: Tensor, hidden: Tensor):
+        weights.check_visible((prompt >= 0) & ~hidden)
+        super().__init__(
+            weights,
+            tuple(prompt.shape),
+            weights.vocab_size,
+            mask_id=weights.mask_id,
+            prompt=prompt if bool((prompt >= 0).any()) else None,
+            condition=hidden,
+        )
+
+    def mass(self, x: Tensor, t: Tensor | float) -> Tensor:
+        """What the network gives to all tokens that may appear, (rows, length); it matters at masked positions.
+
+        Where it is far from 1, the network would rather say something forbidden, or its scores are not those of a law.
+        """
+        t = torch.as_tensor(t, dtype=self.dtype, device=x.device).expand(len(x))
+        with torch.no_grad():
+            return self.function.log_mass(x, t, self.condition.to(x.device).expand(x.shape)).exp()  # type: ignore[union-attr]
+
+    def hiding(self, positions: Tensor | None = None) -> LanguageModel:
+        """The same model with these frozen positions hidden, (length,) of booleans; all of the prompt by default."""
+        prompt = self.process().prompt  # type: ignore[attr-defined]
+        if prompt is None:
+            raise InputError("there is no prompt to hide: give prompt= to the adapter")
+        return LanguageModel(self.function, prompt, check_hidden(positions, prompt))
+
+
+def check_hidden(hidden: Tensor | None, prompt: Tensor) -> Tensor:
+    frozen = prompt >= 0
+    if hidden is None:
+        return frozen
+    hidden = torch.as_tensor(hidden, dtype=torch.bool)
+    if hidden.shape != prompt.shape or bool((hidden & ~frozen).any()):
+        raise InputError(f"hidden positions are frozen ones, as booleans of shape {tuple(prompt.shape)}")
+    return hidden
+
+
+def event_of(prompt: Tensor | Sequence[int] | None, length: int | None, mask_id: int) -> Tensor:
+    """The prompt as (length,): a token where a position is frozen, -1 where it is free (given as -1 or as the mask)."""
+    if prompt is None:
+        if length is None or int(length) != length or length < 1:
+            raise InputError(
+                f"give prompt= (ids, with the mask where a token is free) or length=, got length {length!r}"
+            )
+        return torch.full((int(length),), -1)
+    ids = torch.as_tensor(prompt)
+    if ids.ndim == 2 and len(ids) == 1:  # as a tokenizer returns it
+        ids = ids[0]
+    if ids.ndim != 1 or ids.dtype.is_floating_point or (length is not None and len(ids) != length):
+        raise InputError(f"a prompt is one id per position, (length,), got {tuple(ids.shape)} of {ids.dtype}")
+    ids = torch.where(ids == mask_id, -1, ids).to(torch.long)
+    if not bool((ids < 0).any()):
+        raise InputError(f"the prompt leaves no position free: write the mask ({mask_id}) where a token may be drawn")
+    return ids
+
+
+def check_vocabulary(
+    network: Any, vocab_size: int | None, mask_id: int, forbidden: Iterable[int]
+) -> tuple[int, tuple[int, ...]]:
+    """The number of ids that the network knows, and the forbidden ones in order."""
+    size = vocab_size or getattr(getattr(network, "config", None), "vocab_size", None)
+    if size is None:
+        raise InputError("the network has no config.vocab_size: give vocab_size=, the last axis of its logits")
+    never = tuple(sorted({int(v) for v in forbidden}))
+    for name, value in (("mask_id", mask_id), *(("forbidden", v) for v in never)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
+            raise InputError(f"{name} must be one of the network's ids 0 .. {size - 1}, got {value!r}")
+    if len({*never, mask_id}) >= size - 1:
+        raise InputError(f"{len(never)} of {size} tokens are forbidden: at least two must be left")
+    return int(size), never
