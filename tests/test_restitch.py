@@ -139,7 +139,12 @@ class Twice(Restitch):
     def _choose(self, *arguments):
         with pytest.MonkeyPatch.context() as patch:
             original = restitch._forward_backward
-            patch.setattr(restitch, "_forward_backward", lambda *a: (original(*a)[0], torch.ones(N, a[2]).bool()))
+
+            def all_good(*a):
+                plans, good, log_total = original(*a)
+                return plans, torch.ones_like(good), log_total
+
+            patch.setattr(restitch, "_forward_backward", all_good)
             return super()._choose(*arguments)
 
 
@@ -252,7 +257,7 @@ def test_plans_are_drawn_by_their_weights(sought):
     single[1] += f64([700.0, -900.0, 300.0])[:, None]  # what all plans share does not matter, however large
     link[2, 0] = link[2, :, 1] = -2000.0
     pivot = 2 * STREAM.at("pivot").normal((3, 4)) if sought else None
-    plans, good = restitch._forward_backward(single, link, 20_000, STREAM.at("plans"), pivot)
+    plans, good, log_total = restitch._forward_backward(single, link, 20_000, STREAM.at("plans"), pivot)
     every = torch.tensor(list(itertools.product(range(4), repeat=3)))
     assert torch.equal(good, torch.tensor([[len(set(p)) == 3 for p in row] for row in plans.tolist()]))
 
@@ -262,6 +267,7 @@ def test_plans_are_drawn_by_their_weights(sought):
             r = r + sum(link[c, every[:, j], every[:, j + 1]] for j in range(2))
             r = r if pivot is None else r + pivot[c, every].logsumexp(1)
             assert_frequencies(plans[c] @ torch.tensor([16, 4, 1]), torch.softmax(r, 0))
+            assert abs(float(log_total[c] - r.logsumexp(0))) < 1e-9
 
     check(link, pivot)
     refuted(check, link.mT, pivot)
@@ -272,7 +278,7 @@ def test_plans_are_drawn_by_their_weights(sought):
 def test_where_no_plan_is_possible_the_present_one_stays():
     link = torch.full((2, 5, 5), -1e5, dtype=torch.float64)
     link[1] = 0.0
-    _, good = restitch._forward_backward(torch.zeros(2, 3, 5, dtype=torch.float64), link, 50, STREAM)
+    _, good, _ = restitch._forward_backward(torch.zeros(2, 3, 5, dtype=torch.float64), link, 50, STREAM)
     assert good.any(1).tolist() == [False, True]
     impossible = target(Junctions(weight=1e9))
     before = VARIANCE**0.5 * STREAM.at("apart").normal((10, 3, 2, 1))

@@ -19,10 +19,11 @@ from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_target_ratio, log_work, walk
+from crepe_diffusion.processes import Evaluation
 from crepe_diffusion.processes.discrete import TokenMoves
 from crepe_diffusion.random import Stream
 
-__all__ = ["Bounce", "Explorer", "Langevin", "SingleToken", "Starter"]
+__all__ = ["Bounce", "Explorer", "Langevin", "ParticleStarter", "SingleToken", "Start", "Starter"]
 
 
 class Explorer(Protocol):
@@ -37,12 +38,49 @@ class Explorer(Protocol):
         """Refuse a target that this explorer cannot serve."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """Weighted particles at one level; rows of `x` run over batches, then particles.
+
+    `log_weights` (batches, particles) are proper: the mean of `exp(log_weight) f(x)` is the integral of
+    `exp(r_t) f prod_j p_j^c_j`. `fresh`, of the same shape: which particles have nothing in common with a kept one.
+    """
+
+    x: Tensor
+    level: int
+    log_weights: Tensor
+    fresh: Tensor
+
+
 @runtime_checkable
 class Starter(Protocol):
     """An explorer that also has a better place to start from than plain denoising."""
 
     def begin(self, evaluate: Evaluator, n_chains: int, stream: Stream) -> tuple[Tensor, int]:
         """One point per chain, (chains, *event), and the level it belongs to."""
+
+
+@runtime_checkable
+class ParticleStarter(Protocol):
+    """Draws weighted particles at a level below the noise end, from which SMC and particle Gibbs go down."""
+
+    def check(self, evaluate: Evaluator) -> None:
+        """Refuse a target that this starter cannot serve."""
+
+    def start_level(self, evaluate: Evaluator) -> int:
+        """The level at which particles start."""
+
+    def particles(
+        self,
+        evaluate: Evaluator,
+        n_batches: int,
+        n_particles: int,
+        stream: Stream,
+        kept: tuple[Tensor, Evaluation] | None = None,
+    ) -> Start:
+        """Independent batches of particles. With a `kept` point per batch, (batches, *event), that one is particle 0,
+        and the others have the law that they would have had if all had been drawn and this one chosen among them.
+        """
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.evaluate import Evaluator
+from crepe_diffusion.kernels import ParticleStarter, Start
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Evaluation, Process
@@ -31,7 +33,7 @@ from crepe_diffusion.samplers.base import Column, Info
 from crepe_diffusion.samplers.resampling import Systematic, ancestors
 from crepe_diffusion.samplers.result import Sweeps
 from crepe_diffusion.samplers.setup import finish, packed, part, positive, prepare, prepare_again
-from crepe_diffusion.samplers.smc import Descent, Reference, descend, resample_unequal
+from crepe_diffusion.samplers.smc import Descent, Reference, descend, padded, resample_unequal
 from crepe_diffusion.samplers.weights import PathWork
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
@@ -64,6 +66,8 @@ class ParticleGibbs:
     - `n_chains` independent chains run in one batch; they begin with a pass of SMC each, of `N (M K + 1)` rows;
     - `ess_threshold`: chains whose effective number of particles is below this share are resampled, by the systematic
       rule given that the kept path goes on;
+    - `starter`: where free particles start instead of the noise end, such as `stitching.Restitch`; the kept path then
+      goes up only so far;
     - the others are those of `ReplicaExchange`.
 
     Per sweep and chain: `(N - 1) (M K + 1)` rows down and `M K` up; a walk of tokens that change in turns costs one row
@@ -88,6 +92,7 @@ class ParticleGibbs:
         n_particles: int = 32,
         n_chains: int = 1,
         ess_threshold: float = 0.5,
+        starter: ParticleStarter | None = None,
         seed: int = 0,
         process: Process | None = None,
         proposal: Proposal | None = None,
@@ -99,7 +104,7 @@ class ParticleGibbs:
         self.n_particles, self.n_chains = positive("n_particles", n_particles, 2), positive("n_chains", n_chains)
         if not 0 <= ess_threshold <= 1:
             raise InputError(f"ess_threshold must be between 0 and 1, got {ess_threshold!r}")
-        self.ess_threshold = ess_threshold
+        self.ess_threshold, self.starter = ess_threshold, starter
         self.seed, self.stream = seed, Stream(seed)
         self.process, self.fit_samples = process, fit_samples
         self.evaluate = prepare(
@@ -112,6 +117,7 @@ class ParticleGibbs:
             nonfinite=nonfinite,
             fit_samples=fit_samples,
             start=start,
+            check=self._check,
         )
         self.iteration = 0
         self.replica = self.born = torch.zeros(self.n_chains, dtype=torch.long)
@@ -129,6 +135,7 @@ class ParticleGibbs:
         n = self.iteration + 1
         stream = self.stream.at(n)
         reference, sound = self._walk_up(stream.at("up"))
+        start = self._start(stream.at("start"), (reference.x[-1], reference.seen[-1]))
         down = descend(
             self.evaluate,
             PathWork(),
@@ -136,7 +143,8 @@ class ParticleGibbs:
             self.n_particles,
             self._resampled,
             stream.at("down"),
-            reference=reference,
+            reference=reference if start is None else replace(reference, first=start.log_weights[:, 0]),
+            start=start,
         )
         kept = torch.zeros_like(down.log_weights).log()
         kept[:, 0] = 0.0
@@ -146,7 +154,8 @@ class ParticleGibbs:
         self._keep(down, chosen)
         history = down.ancestors()
         eve = history[-1].gather(1, chosen[:, None])[:, 0]
-        self.replica, self.born = torch.where(eve > 0, eve, self.replica), torch.where(eve > 0, n, self.born)
+        new = eve > 0 if start is None else start.fresh.gather(1, eve[:, None])[:, 0]
+        self.replica, self.born = torch.where(new, eve, self.replica), torch.where(new, n, self.born)
         self.iteration, self.particles = n, (down.x, log_w)
         return Sweep(
             iteration=n,
@@ -155,7 +164,7 @@ class ParticleGibbs:
             replica=self.replica,
             born=self.born,
             log_z=down.log_z.where(sound, math.nan),
-            survivors=torch.stack([_n_different(a) for a in history]),
+            survivors=padded([_n_different(a) for a in history[::-1]], self.evaluate),
             level_ess=down.level_ess,
         )
 
@@ -165,7 +174,8 @@ class ParticleGibbs:
         x, seen, up = self.x, self.seen, torch.ones(self.n_chains, dtype=torch.long)
         points, evaluations, works = [x], [seen], []
         sound = torch.ones(self.n_chains, dtype=torch.bool, device=x.device)
-        for m in range(self.ladder.n_levels - 1):
+        top = self.ladder.n_levels - 1 if self.starter is None else self.starter.start_level(evaluate)
+        for m in range(top):
             path = walk(evaluate, x, seen, torch.full((self.n_chains,), m * k), up, k, stream.at(m))
             x, seen, work = path.x, path.seen, log_work(path, evaluate.coefficients)
             sound = sound & work.isfinite() & seen.possible
@@ -176,6 +186,16 @@ class ParticleGibbs:
         works = [work.where(sound, 0.0) for work in works]
         evaluations = [self.seen, *(replace(e, reward=e.reward.where(sound, 0.0)) for e in evaluations[1:])]
         return Reference(points, evaluations, evaluations[-1].reward, works), sound.cpu()
+
+    def _start(self, stream: Stream, kept: tuple[Tensor, Evaluation] | None = None) -> Start | None:
+        """Where particles start, or None for the noise end."""
+        if self.starter is None:
+            return None
+        return self.starter.particles(self.evaluate, self.n_chains, self.n_particles, stream, kept)
+
+    def _check(self, evaluate: Evaluator) -> None:
+        if self.starter is not None:
+            self.starter.check(evaluate)
 
     def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         return resample_unequal(conditional_systematic, log_w, self.ess_threshold, stream)
@@ -194,6 +214,7 @@ class ParticleGibbs:
             self.n_particles,
             lambda log_w, stream: resample_unequal(Systematic(), log_w, self.ess_threshold, stream),
             stream,
+            start=self._start(stream.at("start")),
         )
         self._keep(down, stream.at("choose").categorical(down.log_weights))
 
@@ -284,6 +305,7 @@ class ParticleGibbs:
             self.stream.at(self.iteration, "setup"),
             process=self.process,
             fit_samples=self.fit_samples,
+            check=self._check,
         )
         self.seen = evaluate(self.x, evaluate.ladder.times[:1].expand(self.n_chains))
         self.evaluate = evaluate

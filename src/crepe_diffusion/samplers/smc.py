@@ -21,6 +21,7 @@ from torch import Tensor
 from crepe_diffusion.batches import IMPOSSIBLE, rows_like
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Evaluator
+from crepe_diffusion.kernels import ParticleStarter, Start
 from crepe_diffusion.models import Model
 from crepe_diffusion.processes import Evaluation, Process
 from crepe_diffusion.progress import Callback, Track
@@ -34,7 +35,7 @@ from crepe_diffusion.samplers.weights import PathWork, Weight
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
 
-__all__ = ["SMC", "Descent", "Pass", "Reference", "descend", "resample_unequal"]
+__all__ = ["SMC", "Descent", "Pass", "Reference", "descend", "padded", "resample_unequal"]
 
 
 # -- one pass --------------------------------------------------------------------------------------------------
@@ -56,11 +57,11 @@ class Reference:
 
 @dataclass(frozen=True)
 class Descent:
-    """Particles at level 0; rows of `x` run over batches, then particles.
+    """Particles at level 0; rows of `x` run over batches, then particles. M is the level at which they started.
 
     `log_weights` (batches, particles) are normalised, `log_z` (batches,) is relative to the noise law. `parents[m]`
     (batches, particles) are the particles at level m from which those that went on below it came, for m = 1, ..., M.
-    `level_ess` is (levels, batches).
+    `level_ess` is (levels, batches), for all levels of the ladder: those above the start have the value of the start.
     """
 
     x: Tensor
@@ -92,18 +93,20 @@ def descend(
     stream: Stream,
     *,
     reference: Reference | None = None,
+    start: Start | None = None,
     advance: Callable[[int], None] = lambda level: None,
 ) -> Descent:
-    """Particles from the noise end to level 0. With a `reference`, it is particle 0 of each batch and does not walk.
+    """Particles from the noise end, or from a `start` below it, to level 0. With a `reference`, it is particle 0 of
+    each batch and does not walk.
 
     `advance` is called with each level that was reached. Weights and parents are on the CPU, states where they are.
     """
-    b, n, top = n_batches, n_particles, evaluate.ladder.n_levels - 1
+    b, n, top = n_batches, n_particles, evaluate.ladder.n_levels - 1 if start is None else start.level
     free = torch.arange(b * n).reshape(b, n)[:, 0 if reference is None else 1 :].flatten()
     rows = len(free)
-    x = evaluate.noise(stream.at("noise"), rows)
-    seen = evaluate(x, evaluate.ladder.times[-1:].expand(rows))
-    gained = weight.first(evaluate, x, seen)
+    x = evaluate.noise(stream.at("noise"), rows) if start is None else start.x[free]
+    seen = evaluate(x, evaluate.ladder.levels[top].expand(rows))
+    gained = weight.first(evaluate, x, seen) if start is None else start.log_weights.flatten()[free]
     if reference is not None:
         x, seen, gained = _joined(reference, top, reference.first, x, seen, gained)
     log_w, log_z = _normalised(gained.cpu().reshape(b, n) - math.log(n), top)
@@ -129,7 +132,13 @@ def descend(
             x, seen = x[index], seen.rows(index)
         advance(m - 1)
     # Particles at the noise end are not resampled, so they are their own parents there.
-    return Descent(x, seen, log_w, log_z, [same, *parents[:0:-1], same], torch.stack(level_ess[::-1]), n_resamplings)
+    return Descent(x, seen, log_w, log_z, [same, *parents[:0:-1], same], padded(level_ess, evaluate), n_resamplings)
+
+
+def padded(from_top: list[Tensor], evaluate: Evaluator) -> Tensor:
+    """Values of each level from level 0 to the noise end, (levels, batches), where some end below it."""
+    above = evaluate.ladder.n_levels - len(from_top)
+    return torch.stack([*from_top[::-1], *from_top[:1] * above])
 
 
 def _joined(
@@ -182,9 +191,9 @@ class SMC:
     - `resampling`: `Systematic()`, `Stratified()`, `Multinomial()`, `Residual()`, `Partial()` or any `Resampling`,
       applied to the batches whose effective number of particles is below the share `ess_threshold`;
     - `pool`: batches count by their estimates of Z (`"z"`), or equally (`"equal"`), which is biased for small ones;
+    - `starter`: where particles start instead of the noise end, such as `stitching.Restitch`; with `PathWork()` only;
+    - `start`: the `snapshot()` of a sampler to go on from, bit for bit;
     - the others are those of `ReplicaExchange`.
-
-    - `start`: the `snapshot()` of a sampler to go on from, bit for bit.
 
     It goes on for as long as you like: `sample(n)` makes n further passes and pools their batches by Z, and the results
     of several calls are pooled by `Particles.joined`. A run in a folder keeps draws of equal weight, one per batch and
@@ -216,6 +225,7 @@ class SMC:
         resampling: Resampling | None = None,
         ess_threshold: float = 0.5,
         pool: str = "z",
+        starter: ParticleStarter | None = None,
         seed: int = 0,
         process: Process | None = None,
         proposal: Proposal | None = None,
@@ -242,6 +252,9 @@ class SMC:
                 "resampling must be an object such as cd.Systematic(), cd.Stratified(), cd.Multinomial(),"
                 f" cd.Residual() or cd.Partial(), got {resampling!r}"
             )
+        if starter is not None and type(self.weight) is not PathWork:
+            raise InputError(f"a starter gives weights of the target itself: use PathWork(), not {self.weight!r}")
+        self.starter = starter
         self.seed, self.stream = seed, Stream(seed)
         self.process, self.fit_samples = process, fit_samples
         self.evaluate = prepare(
@@ -254,7 +267,7 @@ class SMC:
             nonfinite=nonfinite,
             fit_samples=fit_samples,
             start=start,
-            check=self.weight.check,
+            check=self._check,
         )
         self.iteration = 0
         self.x = self.evaluate.empty(self.n_batches)
@@ -284,7 +297,7 @@ class SMC:
         """
         positive("n", n)
         done: list[Particles] = []
-        top = self.ladder.n_levels - 1
+        top = self.ladder.n_levels - 1 if self.starter is None else self.starter.start_level(self.evaluate)
         with Track(n * top, "levels", progress, callback) as track:
             stopped = False
 
@@ -333,9 +346,18 @@ class SMC:
         return self.stream if n == 1 else self.stream.at("pass", n)
 
     def _pass(self, advance: Callable[[int], None]) -> Particles:
-        stream = self._stream(self.iteration + 1)
+        stream, start = self._stream(self.iteration + 1), None
+        if self.starter is not None:
+            start = self.starter.particles(self.evaluate, self.n_batches, self.n_particles, stream.at("start"))
         down = descend(
-            self.evaluate, self.weight, self.n_batches, self.n_particles, self._resampled, stream, advance=advance
+            self.evaluate,
+            self.weight,
+            self.n_batches,
+            self.n_particles,
+            self._resampled,
+            stream,
+            start=start,
+            advance=advance,
         )
         first = torch.arange(self.n_batches)[:, None] * self.n_particles
         return Particles(
@@ -348,6 +370,11 @@ class SMC:
             n_resamplings=down.n_resamplings,
             pool=self.pool,
         )
+
+    def _check(self, evaluate: Evaluator) -> None:
+        self.weight.check(evaluate)
+        if self.starter is not None:
+            self.starter.check(evaluate)
 
     def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
         """Parents, new normalised log-weights, and which batches were resampled; the others keep their weights."""
@@ -406,7 +433,7 @@ class SMC:
             self.stream.at(self.iteration, "setup"),
             process=self.process,
             fit_samples=self.fit_samples,
-            check=self.weight.check,
+            check=self._check,
         )
         self.log_z = torch.full_like(self.log_z, -math.inf)
 

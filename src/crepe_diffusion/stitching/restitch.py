@@ -15,10 +15,16 @@ Step 3 is a hidden Markov chain with the pool as its states: rewards that couple
 rewards of one segment its observations, so that a pass from the last segment to the first sums over all plans and a
 pass back draws one. A plan that uses a candidate twice is discarded. Other rewards cannot be summed over: several plans
 are drawn without them, and one of these or the present plan is chosen by their weights.
+
+Particles can start from a pool, too. With P members and the total weight T of all sequences, a plan drawn from it has
+the proper weight `T / (P (P - 1) .. (P - J + 1))`, times the rewards that were left out, and 0 if it is discarded: for
+every f the mean of `weight * f(plan)` is the integral of `exp(r_t) f prod_j p_t`. Given a plan that is kept, the rest
+of its pool are independent draws, so conditional SMC starts from pools as well.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,9 +32,9 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, called
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.evaluate import Evaluator
-from crepe_diffusion.kernels.state import State
+from crepe_diffusion.kernels import Start, State
 from crepe_diffusion.paths import walk
 from crepe_diffusion.processes import Evaluation
 from crepe_diffusion.proposals import Proposal
@@ -51,6 +57,9 @@ class Restitch:
     frequent that earn it. A move costs `n_candidates * (n_steps + 1)` network rows per chain, for the candidates, and
     one evaluation of the new plan. With few candidates, or at a level close to the data, no candidates fit together and
     the present plan stays.
+
+    As the `starter` of `SMC` and `ParticleGibbs` it gives each batch one pool at the highest of these levels, and all
+    particles of the batch start there as plans of that pool.
 
     >>> Restitch(n_candidates=512, between=(0.1, 0.3)).n_steps
     12
@@ -115,11 +124,54 @@ class Restitch:
 
     def begin(self, evaluate: Evaluator, n_chains: int, stream: Stream) -> tuple[Tensor, int]:
         """Plans of candidates only, (chains, *event), and the level that they belong to: a point to start from."""
-        level = int(self._levels(evaluate)[-1])
+        level = self.start_level(evaluate)
         t = evaluate.ladder.levels[level]
         pool, predictions, sound = self._candidates(evaluate, t, n_chains, stream.at("candidates"))
         nothing = (torch.arange(_segments(evaluate).n) % self.n_candidates).expand(n_chains, -1)
         return _pick(pool, self._choose(evaluate, predictions, sound, t, nothing, stream)), level
+
+    def start_level(self, evaluate: Evaluator) -> int:
+        return int(self._levels(evaluate)[-1])
+
+    def particles(
+        self,
+        evaluate: Evaluator,
+        n_batches: int,
+        n_particles: int,
+        stream: Stream,
+        kept: tuple[Tensor, Evaluation] | None = None,
+    ) -> Start:
+        """Plans of one pool per batch, with proper weights; a kept plan is part of the pool and particle 0."""
+        level = self.start_level(evaluate)
+        t, n_segments = evaluate.ladder.levels[level], _segments(evaluate).n
+        pool, predictions, sound = self._candidates(evaluate, t, n_batches, stream.at("candidates"))
+        plans = torch.zeros(n_batches, 0, n_segments, dtype=torch.long)
+        if kept is not None:
+            x, seen = kept
+            pool, predictions = torch.cat([x, pool], 1), torch.cat([seen.predictions[0], predictions], 1)
+            sound = torch.cat([seen.possible[:, None].expand(-1, n_segments), sound], 1)
+            plans = torch.arange(n_segments).expand(n_batches, 1, -1)
+        sums = self._sums(evaluate, predictions, sound, t)
+        n_drawn = max(self.n_plans, 4 * n_particles) - plans.shape[1]
+        drawn, good, log_total = _forward_backward(sums.single, sums.link, n_drawn, stream.at("plans"), sums.pivot)
+        plans, good = torch.cat([plans, drawn], 1), torch.cat([good.new_ones(plans.shape[:2]), good], 1)
+        log_weights = sums.left_out(evaluate, predictions, plans, t).where(good, -torch.inf)
+        if not log_weights.isfinite().any(1).all():
+            raise NonFiniteError(
+                f"{self.n_candidates} candidates at t = {float(t):.3g} hold no plan that is possible: use more of them,"
+                " or a higher level"
+            )
+        # Many plans are drawn and few go on, by weight: plans are cheap, and what is made of them is not.
+        chosen = stream.at("chosen").categorical(log_weights[:, None].expand(-1, n_particles, -1))
+        if kept is not None:
+            chosen[:, 0] = 0
+        plans = plans.gather(1, chosen[..., None].expand(-1, -1, n_segments))
+        size = pool.shape[1]
+        ways = math.lgamma(size + 1) - math.lgamma(size - n_segments + 1)
+        log_z = log_total - ways + log_weights.logsumexp(1) - math.log(log_weights.shape[1])
+        fresh = torch.full(plans.shape[:2], kept is None) | (plans >= n_segments).all(2)
+        x = torch.stack([_pick(pool, plan) for plan in plans.unbind(1)], 1)
+        return Start(x.flatten(0, 1), level, log_z[:, None].expand(-1, n_particles), fresh)
 
     def _candidates(
         self, evaluate: Evaluator, t: Tensor, n_chains: int, stream: Stream
@@ -149,9 +201,22 @@ class Restitch:
         self, evaluate: Evaluator, predictions: Tensor, sound: Tensor, t: Tensor, present: Tensor, stream: Stream
     ) -> Tensor:
         """Which member of the pool each segment becomes, (chains, segments), given the present choice."""
+        n_chains = len(predictions)
+        sums = self._sums(evaluate, predictions, sound, t)
+        plans, good, _ = _forward_backward(sums.single, sums.link, self.n_plans, stream.at("plans"), sums.pivot)
+        if not sums.whole:
+            first = good.long().argmax(1)
+            return torch.where(good.any(1)[:, None], plans[torch.arange(n_chains), first], present)
+        plans = torch.cat([present[:, None], plans], 1)
+        log_weights = sums.left_out(evaluate, predictions, plans, t)
+        log_weights[:, 1:] = log_weights[:, 1:].where(good, -torch.inf)
+        winner = stream.at("vote").categorical(log_weights)
+        return plans[torch.arange(n_chains), winner]
+
+    def _sums(self, evaluate: Evaluator, predictions: Tensor, sound: Tensor, t: Tensor) -> _Sums:
+        """The rewards as functions of one member of the pool and of two; what is neither is left out."""
         n_chains, n = predictions.shape[:2]
-        n_segments = _segments(evaluate).n
-        single = torch.zeros(n_chains, n_segments, n, dtype=torch.float64)
+        single = torch.zeros(n_chains, _segments(evaluate).n, n, dtype=torch.float64)
         single = single.where(sound[:, None], IMPOSSIBLE)  # predictions that are not finite
         link = torch.zeros(n_chains, n, n, dtype=torch.float64)
         whole: list[Reward] = []
@@ -167,43 +232,58 @@ class Restitch:
                 whole.append(term)
                 if pivot is None and isinstance(reward, AnySegmentReward):
                     pivot = weight * reward.some(predictions).to(torch.float64)
-        plans, good = _forward_backward(single, link, self.n_plans, stream.at("plans"), pivot)
-        if not whole:
-            first = good.long().argmax(1)
-            return torch.where(good.any(1)[:, None], plans[torch.arange(n_chains), first], present)
-        plans = torch.cat([present[:, None], plans], 1)
-        log_weights = torch.zeros(n_chains, self.n_plans + 1, dtype=torch.float64)
+        return _Sums(single, link, pivot, whole)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """The rewards of plans of a pool: `single` (chains, segments, n) and `link` (chains, n, n) are summed over, `pivot`
+    (chains, n) is what some segment should earn, and rewards of a `whole` plan are left out.
+    """
+
+    single: Tensor
+    link: Tensor
+    pivot: Tensor | None
+    whole: list[Reward]
+
+    def left_out(self, evaluate: Evaluator, predictions: Tensor, plans: Tensor, t: Tensor) -> Tensor:
+        """What the weights of drawn plans (chains, plans, segments) lack, in logs, (chains, plans)."""
+        found = torch.zeros(plans.shape[:2], dtype=torch.float64)
+        if not self.whole:
+            return found
         seen = torch.stack([_pick(predictions, plan) for plan in plans.unbind(1)], 1).flatten(0, 1)
-        for term in whole:
+        for term in self.whole:
             values = called(term.function, f"reward {term.name!r}", seen).to(torch.float64)
             value = term.weight(t[None], evaluate.ladder) * values
-            log_weights += value.reshape(log_weights.shape)
-        if pivot is not None:
-            log_weights -= pivot[torch.arange(n_chains)[:, None, None], plans].logsumexp(-1)
-        log_weights[:, 1:] = log_weights[:, 1:].where(good, -torch.inf)
-        winner = stream.at("vote").categorical(log_weights)
-        return plans[torch.arange(n_chains), winner]
+            found += value.reshape(found.shape)
+        if self.pivot is not None:
+            found -= self.pivot[torch.arange(len(plans))[:, None, None], plans].logsumexp(-1)
+        return found
 
 
 def _forward_backward(
     single: Tensor, link: Tensor, n_plans: int, stream: Stream, pivot: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Plans drawn from `exp(sum_j single_j + link)`, (chains, plans, segments), and which use no candidate twice.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Plans drawn from `exp(sum_j single_j + link)`, (chains, plans, segments), and which use no candidate twice; and
+    the log of the total weight of all plans, (chains,).
 
     With a `pivot` (chains, n), the weight of a plan is multiplied by `sum_j exp(pivot_j)` over its segments: one of
     them, at any place in the plan, is the pivot.
     """
     n_chains, n_segments, _ = single.shape
-    own = (single - single.amax(-1, keepdim=True)).exp()
+    best = single.amax(-1, keepdim=True)
+    own = (single - best).exp()
     link = link.exp()
     here = torch.zeros_like(own[:, 0]) if pivot is None else (pivot - pivot.amax(-1, keepdim=True)).exp()
+    log_total = best.sum((1, 2)) + (0.0 if pivot is None else pivot.amax(-1))
     # The total weight of what follows each candidate: if the pivot came before it, and if it is there or comes later.
     free, due = [own[:, -1]], [own[:, -1] * here]
     reach = []
     for j in range(n_segments - 2, -1, -1):
         after = link @ torch.stack([free[-1], due[-1]], -1)
         now = torch.stack([own[:, j] * after[..., 0], own[:, j] * (here * after[..., 0] + after[..., 1])], -1)
-        now = now / now.flatten(1).amax(-1)[:, None, None].clamp(min=1e-300)
+        scale = now.flatten(1).amax(-1).clamp(min=1e-300)
+        now, log_total = now / scale[:, None, None], log_total + scale.log()
         free.append(now[..., 0])
         due.append(now[..., 1])
         reach.append(after)
@@ -226,7 +306,7 @@ def _forward_backward(
         drawn.append(draw(link[chains, last] * ahead, j))
     plans = torch.stack(drawn, -1)
     distinct = (plans.sort(-1)[0].diff(dim=-1) > 0).all(-1)
-    return plans, distinct & possible
+    return plans, distinct & possible, log_total + first.sum(-1).log()
 
 
 def _check_parts(reward: Reward, model: Segments) -> None:
