@@ -191,8 +191,8 @@ def _go(run: Run, given: argparse.Namespace) -> int:
 def _refine(given: argparse.Namespace) -> int:
     from crepe_diffusion.run import control
     from crepe_diffusion.run.config import read_toml
-    from crepe_diffusion.run.experiment import build
     from crepe_diffusion.run.folder import read_targets, require_run, status
+    from crepe_diffusion.run.opening import rehearse
 
     require_run(given.folder)
     add = [_reward(words) for words in given.add]
@@ -200,17 +200,16 @@ def _refine(given: argparse.Namespace) -> int:
     if not (add or change or given.remove):
         raise InputError("nothing to do: give --add, --change or --remove")
     request = control.Request("", add, given.remove, change)
-    rewards = control.refined(read_targets(given.folder)[-1]["rewards"], request)
     running = status(given.folder) == "running"
-    if not running:
-        config = read_toml(given.folder / "config.toml")
-        if config["experiment"] != "python":
-            experiment, _ = build(config["experiment"], config.get("options", {}))
-            for table in rewards:
-                experiment.reward_table(table)
+    in_python = read_toml(given.folder / "config.toml").get("experiment") == "python"
+    if running or in_python:
+        control.refined(read_targets(given.folder)[-1]["rewards"], request)
+    else:
+        rehearse(given.folder, request)
     path = control.leave(given.folder, request)
     if not running:
-        print(f"{given.folder} is not running; the new target is in force when it is resumed")
+        when = "is evaluated" if in_python else "is in force"
+        print(f"{given.folder} is not running; the new target {when} when it is resumed")
         return FINISHED
     answer = control.await_answer(path, given.wait)
     if answer is None:

@@ -16,7 +16,6 @@ from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.run import control, identity
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, write_json
-from crepe_diffusion.run.log import Log
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Target
 
@@ -47,40 +46,43 @@ class History:
     def write(self) -> None:
         write_json(self.folder / "targets.json", {"targets": self.entries})
 
-    def add(self, sampler: Continuing[Any], rewards: list[dict[str, Any]], request: str = "") -> None:
-        """The target that the sampler now has, from its next iteration on.
+    def add(self, n: int, rewards: list[dict[str, Any]], probe: identity.Probe, request: str = "") -> None:
+        """The target that is in force from iteration n on.
 
         Added even if its predecessor was never sampled: checkpoints refer to targets by their place.
         """
-        entry = {
-            "from_iteration": sampler.iteration + 1,
-            "rewards": rewards,
-            "request": request,
-            "probe": identity.probe(sampler.evaluate),
-        }
+        entry = {"from_iteration": n, "rewards": rewards, "request": request, "probe": probe}
         self.entries = [*self.entries, entry]
         self.write()
         self.index = len(self.entries) - 1
 
     def refine(self, sampler: Continuing[Any], request: control.Request) -> None:
         """All or nothing: the entry is written once the sampler has taken the new target."""
+        rewards, probe = self.take(sampler, request)
+        self.add(sampler.iteration + 1, rewards, probe, request.id)
+
+    def take(self, sampler: Continuing[Any], request: control.Request) -> tuple[list[dict[str, Any]], identity.Probe]:
+        """Give the sampler the target of a request; whatever goes wrong refuses it, and the sampler keeps its own."""
         if not self.is_last:
             n = self.entries[-1]["from_iteration"]
             raise InputError(
                 f"a target was accepted for iteration {n} before the run was killed: let it get there first"
             )
-        before = self.now["rewards"]
-        rewards = [self.experiment.reward_table(r) for r in control.refined(before, request)]
-        if rewards == before:
-            raise InputError("nothing to change: the target would stay as it is")
-        counts = sampler.evaluate.counts
+        before, counts = self.now["rewards"], sampler.evaluate.counts
         saved = counts.copy()
         try:
-            sampler.target = self.target(rewards)
-        except Exception:
+            rewards = [self.experiment.reward_table(r) for r in control.refined(before, request)]
+            if rewards == before:
+                raise InputError("nothing to change: the target would stay as it is")
+            target = self.target(rewards)
+            probe = identity.probe(sampler.evaluate, target)
+            sampler.target = target
+        except Exception as error:
             vars(counts).update(vars(saved))
-            raise
-        self.add(sampler, rewards, request.id)
+            if isinstance(error, (InputError, NonFiniteError)):
+                raise
+            raise InputError(f"the new target cannot be evaluated: {type(error).__name__}: {error}") from error
+        return rewards, probe
 
     def take_up(self, sampler: Continuing[Any]) -> bool:
         """Bring an accepted target into force whose iteration comes next: after a crash it is not yet."""
@@ -90,14 +92,16 @@ class History:
         self.index += 1
         return True
 
-    def answer_requests(self, sampler: Continuing[Any], log: Log, changed: Callable[[], None]) -> None:
+    def answer_requests(
+        self, sampler: Continuing[Any], changed: Callable[[], None], refused: Callable[[str], None]
+    ) -> None:
         """Handle what `crepe-diffusion refine` has left, once all that was accepted before is in force."""
         if not self.is_last:
             return
         known = {entry["request"] for entry in self.entries}
         for path, request in control.pending(self.folder):
             if isinstance(request, DamagedError):
-                log.session(f"refinement refused: {request}")
+                refused(f"refinement refused: {request}")
                 control.answer(path, False, str(request))
             elif request.id in known:
                 control.answer(path, True, "already in force")
@@ -105,7 +109,7 @@ class History:
                 try:
                     self.refine(sampler, request)
                 except (InputError, NonFiniteError) as error:
-                    log.session(f"refinement refused: {error}")
+                    refused(f"refinement refused: {error}")
                     control.answer(path, False, str(error))
                 else:
                     changed()

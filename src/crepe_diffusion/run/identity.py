@@ -1,4 +1,4 @@
-"""Whether a run goes on with what it began with: its configuration, and what models and rewards give at two points."""
+"""Whether a run goes on with what it began with: its configuration, and what models and rewards give at some points."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from crepe_diffusion.run.checkpoint import SCHEMA
 from crepe_diffusion.run.config import Config
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, digest, publish, read_json, write_json
+from crepe_diffusion.targets import Target
 
 __all__ = [
     "check_probe",
@@ -93,10 +94,25 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def probe(e: Evaluator) -> Probe:
-    """Values of models, rewards and kernels at two points of both ends of the ladder: they change when those do."""
+def probe(e: Evaluator, target: Target | None = None) -> Probe:
+    """Values of models, rewards and kernels at two points of three levels: they change when those do.
+
+    Of another target, if one is given. Everything is evaluated twice: what then differs could not be compared later,
+    and is no law that could be sampled.
+    """
+    first, second = (_probe(e, target or e.target) for _ in range(2))
+    for part, what in (("models", "a model"), ("rewards", "a reward"), ("kernels", "the process")):
+        if not _agree(first[part], second[part]):
+            raise InputError(
+                f"{what} gives other values when it is called again with the same input: is there dropout or a random"
+                " generator inside? Repeated calls must give equal results"
+            )
+    return first
+
+
+def _probe(e: Evaluator, target: Target) -> Probe:
     evaluate = Evaluator(
-        e.target,
+        target,
         e.ladder,
         e.process,
         e.proposal,
@@ -105,9 +121,11 @@ def probe(e: Evaluator) -> Probe:
         counts=Counts(),
     )
     x = evaluate.noise(Stream(0).at("probe"), 2)
-    s, t = e.ladder.times[0].expand(2), e.ladder.times[-1].expand(2)
-    evaluations = evaluate(x, s), evaluate(x, t)
-    ratios = e.process.log_ratios(x, x, *evaluations, s, t, evaluate.coefficients)
+    times = e.ladder.times
+    s, middle, t = (times[i].expand(2) for i in (0, len(times) // 2, -1))
+    at_s, at_t = evaluate(x, s), evaluate(x, t)
+    evaluations = at_s, evaluate(x, middle), at_t
+    ratios = e.process.log_ratios(x, x, at_s, at_t, s, t, evaluate.coefficients)
     parts = {
         "models": [p for seen in evaluations for p in seen.predictions],
         "rewards": [z for seen in evaluations for z in (seen.drift, seen.reward)],
@@ -124,16 +142,18 @@ def _digest_numbers(z: Tensor) -> list[float]:
     return [*moments, *(float(v) if math.isfinite(v) else 0.0 for v in flat[:6].tolist())]
 
 
+def _agree(a: list[float], b: list[float]) -> bool:
+    """Equal up to what another machine or batch makes of the same network."""
+    return len(a) == len(b) and np.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
 def check_probe(folder: Path, now: Probe, before: Probe, allow_changed: bool, notify: Callable[[str], None]) -> None:
     for part, what in (
         ("models", "the model or its process gives"),
         ("rewards", "the rewards or the proposal give"),
         ("kernels", "the process has kernels of"),
     ):
-        same = len(now[part]) == len(before[part]) and np.allclose(
-            now[part], before[part], rtol=1e-4, atol=1e-6, equal_nan=True
-        )
-        if not same:
+        if not _agree(now[part], before[part]):
             text = f"{what} other values than when the run began"
             if not allow_changed:
                 raise InputError(f"{folder}: {text}; --allow-changed goes on anyway")

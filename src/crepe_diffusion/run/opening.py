@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from crepe_diffusion.diagnostics.data import default_scalars
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.models import Model
-from crepe_diffusion.run import checkpoint, identity
+from crepe_diffusion.run import checkpoint, control, identity
 from crepe_diffusion.run.config import MADE_BY_A_RUN, Config, read_toml
 from crepe_diffusion.run.configured import NotWritableError, kind_of, plain, written
 from crepe_diffusion.run.experiment import Experiment, build
@@ -32,7 +32,7 @@ from crepe_diffusion.run.store import read_manifest, verify_store
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Reward, Target
 
-__all__ = ["Made", "Opened", "from_config", "from_sampler", "resumed"]
+__all__ = ["Made", "Opened", "from_config", "from_sampler", "rehearse", "resumed"]
 
 
 @dataclass
@@ -172,7 +172,7 @@ def _begin(
     history = History(folder, experiment, [])
     sampler = make(history)
     _check_adapts(config, sampler)
-    history.add(sampler, config.reward)
+    history.add(sampler.iteration + 1, config.reward, identity.probe(sampler.evaluate))
     recorder = Recorder(folder / "samples.zarr", sampler, scalars)
     recorder.store.create()
     log.session(f"started {config.experiment}, seed {config.sampler.get('seed', '-')}")
@@ -284,6 +284,24 @@ def _from_checkpoint(
     log.session(f"resumed at iteration {position.iteration}")
     ess_rule = EssRule(position.next_look, position.ess_seen)
     return Opened(folder, config, lock, log, sampler, history, recorder, position.seconds, ess_rule, is_new=False)
+
+
+def rehearse(folder: Path, request: control.Request) -> None:
+    """Evaluate a request as the next session will, and raise what it would raise; nothing is written."""
+    _make_importable(identity.import_path(folder))
+    with _named(folder / "config.toml"):
+        config, experiment = _again(folder, Made())
+    _, _, tensors = checkpoint.newest(folder, lambda error: None)
+    entries = read_targets(folder)
+    history = History(folder, experiment, entries, len(entries) - 1)
+    sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
+    for _, earlier in control.pending(folder):
+        if isinstance(earlier, control.Request):
+            with suppress(InputError, NonFiniteError):  # it will be refused then, too
+                rewards, _ = history.take(sampler, earlier)
+                history.entries = [{**history.now, "rewards": rewards}]
+                history.index = 0
+    history.take(sampler, request)
 
 
 def _continue_store(recorder: Recorder, position: checkpoint.Position, log: Log) -> None:

@@ -114,10 +114,11 @@ class Run:
         """
         run = cls.__new__(cls)
         made = opening.Made(target, list(rewards), scalars, arguments)
-        run._take(opening.resumed(Path(folder), made, allow_changed, notify))
+        run._take(opening.resumed(Path(folder), made, allow_changed, notify), notify)
         return run
 
-    def _take(self, opened: opening.Opened) -> None:
+    def _take(self, opened: opening.Opened, notify: Callable[[str], None] = lambda text: None) -> None:
+        self.notify = notify
         self.folder, self.config, self.sampler = opened.folder, opened.config, opened.sampler
         self.lock, self.log, self.recorder, self.history = opened.lock, opened.log, opened.recorder, opened.history
         self.seconds, self.ess_rule = opened.seconds, opened.ess_rule
@@ -303,16 +304,25 @@ class Run:
         that cannot be evaluated is refused, and the sampler goes on with the old one.
         """
         tables: list[Mapping[str, Any]] = []
+        experiment = self.history.experiment
         for term in add:
             if isinstance(term, Reward):
                 self.history.experiment = self.history.experiment.with_term(term)
                 term = {"name": term.name}
             tables.append(term)
-        self.history.refine(self.sampler, control.Request("", tables, list(remove), dict(change or {})))
+        try:
+            self.history.refine(self.sampler, control.Request("", tables, list(remove), dict(change or {})))
+        except BaseException:
+            self.history.experiment = experiment
+            raise
         self._target_changed()
 
     def _answer_requests(self) -> None:
-        self.history.answer_requests(self.sampler, self.log, self._target_changed)
+        self.history.answer_requests(self.sampler, self._target_changed, self._tell)
+
+    def _tell(self, text: str) -> None:
+        self.log.session(text)
+        self.notify(text)
 
     def _target_changed(self) -> None:
         # Logged under the iteration to come: a checkpoint of the present one may or may not hold the change.

@@ -1,0 +1,124 @@
+"""Requests to a run: what cannot be evaluated is refused, answered and logged, and the run goes on as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import crepe_diffusion as cd
+from crepe_diffusion.cli import main
+from crepe_diffusion.run import Run, control, files
+from crepe_diffusion.run.folder import read_run
+from run_worker import assert_same_run
+from test_run import small
+
+
+@pytest.fixture(autouse=True)
+def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_sync", lambda path: None)
+
+
+def reward(**fields: Any) -> dict[str, Any]:
+    return {"name": "w", "function": {"kind": "near", **fields}}
+
+
+BAD: list[dict[str, Any]] = [
+    {"add": [reward(axis=7)]},
+    {"add": [reward(axis="abc")]},
+    {"add": [reward(centre=[1, 2])]},
+    {"add": [reward(centre=float("nan"))]},
+    {"add": [reward(kind="os:system")]},
+    {"add": [reward(kind="builtins:len")]},
+    {"add": [{"name": "w"}]},
+    {"add": ["w"]},
+    {"add": [{"name": "w", "function": {"kind": "near"}, "scale": float("inf")}]},
+    {"add": [{"name": "w", "function": {"kind": "near"}, "anneal": {"kind": "power", "exponent": "x"}}]},
+    {"add": [{"name": "w", "function": {"kind": "near"}, "guidance": "up"}]},
+    {"add": [{"name": ["w"], "function": {"kind": "near"}}]},
+    {"change": {"right": {"function": {"slope": "abc"}}}},
+    {"change": {"right": {"function": {"axis": 7}}}},
+    {"change": {"right": {"function": {"slope": [1.0]}}}},
+    {"change": {"right": ["scale"]}},
+    {"change": {"wrong": {"scale": 2.0}}},
+    {"remove": ["wrong"]},
+    {"remove": [["right"]]},
+    {"remove": ["right"], "change": {"right": {"scale": 2.0}}},
+]
+
+
+def leave(folder: Path, request: dict[str, Any]) -> Path:
+    whole = {"add": [], "remove": [], "change": {}, **request}
+    return control.leave(folder, control.Request("", whole["add"], whole["remove"], whole["change"]))
+
+
+def test_bad_requests_leave_a_run_as_it_was(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "whole", small()) as run:
+        run.run(iterations=12)
+    told: list[str] = []
+    with Run.start(tmp_path / "asked", small()) as run:
+        run.run(iterations=4)
+        live = [leave(run.folder, request) for request in BAD]
+        run.run(iterations=8)
+    stopped = [leave(tmp_path / "asked", request) for request in BAD]
+    with Run.resume(tmp_path / "asked", notify=told.append) as run:
+        run.run(iterations=12)
+    for path in [*live, *stopped]:
+        assert not path.exists()
+        answer = json.loads(path.with_suffix(".answer.json").read_text())
+        assert answer["accepted"] is False, answer
+    assert len(told) == len(BAD)
+    assert all(text.startswith("refinement refused: ") for text in told)
+    assert (tmp_path / "asked/log.txt").read_text().count("refinement refused") == 2 * len(BAD)
+    assert "IndexError: index 7 is out of bounds" in (tmp_path / "asked/log.txt").read_text()
+    assert_same_run(tmp_path / "asked", tmp_path / "whole")
+
+
+def test_the_client_evaluates_a_request_to_a_stopped_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    with Run.start(folder, small()) as run:
+        run.run(iterations=4)
+    before = sorted(p for p in folder.rglob("*") if p.is_file())
+    for words, message in (
+        (["--add", "w", "kind=near", "axis=7"], "IndexError: index 7 is out of bounds"),
+        (["--change", "right", "slope=abc"], "slope must be a number, got 'abc'"),
+        (["--add", "w", "kind=near", "centre=[1,2]"], "centre must be a number"),
+    ):
+        assert main(["refine", str(folder), *words]) == 2
+        assert message in capsys.readouterr().err
+    assert sorted(p for p in folder.rglob("*") if p.is_file()) == before
+    # What was left before counts: the second change builds on the first.
+    assert main(["refine", str(folder), "--add", "wall", "kind=near", "centre=2.0"]) == 0
+    assert main(["refine", str(folder), "--change", "wall", "scale=3", "--remove", "right"]) == 0
+    with Run.resume(folder) as run:
+        run.run(iterations=6)
+    (wall,) = read_run(folder).targets[-1]["rewards"]
+    assert (wall["name"], wall["scale"], wall["function"]["centre"]) == ("wall", 3.0, 2.0)
+
+
+def test_a_reward_of_ones_own_may_fail_in_any_way(tmp_path: Path) -> None:
+    def hopeless(x: Tensor) -> Tensor:
+        raise KeyError("weights")
+
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=3)
+        before = dataclasses.replace(run.history.experiment), run.sampler.evaluate.counts.copy()
+        with pytest.raises(cd.InputError, match="the new target cannot be evaluated: KeyError: 'weights'"):
+            run.refine(add=[cd.Reward(hopeless, name="hopeless")])
+        assert (run.history.experiment, run.sampler.evaluate.counts) == before
+        run.run(iterations=5)
+    assert read_run(tmp_path / "run").target.tolist() == [0] * 5
+
+
+def test_a_random_reward_is_no_target(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=2)
+        noisy = cd.Reward(lambda x: x[:, 0] + torch.randn(len(x), generator=generator), name="noisy")
+        with pytest.raises(cd.InputError, match="a reward gives other values when it is called again"):
+            run.refine(add=[noisy])
