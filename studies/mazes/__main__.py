@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import crepe_diffusion as cd
-from studies.mazes import data, model, pictures, study
+from studies.mazes import changes, credit, data, model, pictures, study
 from studies.mazes.evaluate import ends, looks_like_data
 from studies.mazes.refinement import Refinement, refine
 from studies.mazes.tables import fill_page
@@ -76,6 +76,25 @@ def run_study(options: argparse.Namespace) -> None:
             bars.console.print(name, highlight=False)
 
 
+def run_credit(options: argparse.Namespace) -> None:
+    maze, _ = model.load_maze_model(options.maze)
+    chosen = credit.cases(maze, options.other, options.rows, options.maze)
+    with _bars(options) as bars:
+        task = bars.add_task(f"{options.maze}: cases", total=len(chosen))
+        for case in chosen:
+            credit.run_case(case, Results(options.out))
+            bars.advance(task)
+
+
+def run_changes(options: argparse.Namespace) -> None:
+    chosen = [changes.Change(changes.KINDS[i % 3], i, weights=options.maze) for i in range(options.number)]
+    with _bars(options) as bars:
+        task = bars.add_task(f"{options.maze}: changes", total=len(chosen))
+        for case in chosen:
+            changes.run_change(case, Results(options.out))
+            bars.advance(task)
+
+
 def run_refinement(options: argparse.Namespace) -> None:
     case = Refinement(weights=options.maze, seed=options.seed)
     with _bars(options) as bars:
@@ -132,6 +151,11 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("--rows", type=int, default=1_000_000, help="network rows per chain")
     sub.add_argument("--chains", type=int, default=3)
     sub.add_argument("--workers", type=int, default=2)
+    sub = command("credit", run_credit, "all samplers with and without restitching at equal rows, on tasks and others")
+    sub.add_argument("--rows", type=int, default=100_000, help="network rows per method and pair")
+    sub.add_argument("--other", type=int, default=10, help="pairs of cells besides the five tasks")
+    sub = command("changes", run_changes, "random way-points, goals and starts off the present route")
+    sub.add_argument("--number", type=int, default=20)
     command("refine", run_refinement, "add a way-point while the chains run")
     sub = command("page", page, "fill the tables of the page and draw its figures from the results")
     sub.add_argument("--page", type=Path, default=PAGE)

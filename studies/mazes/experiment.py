@@ -9,6 +9,7 @@ from torch import Tensor
 
 import crepe_diffusion as cd
 from crepe_diffusion.run import Experiment
+from crepe_diffusion.stitching import Reach, WayPoint
 from studies.mazes.evaluate import ends, judge, passes
 from studies.mazes.model import load_maze_model
 from studies.mazes.stitch import Style, segments_for, terms, way_point_term
@@ -25,7 +26,9 @@ def maze_plan(
     n_levels: int = 121,
     via: list[float] = [],  # noqa: B006 - options are read, never changed
 ) -> Experiment:
-    """Stitch 64-step trajectories of a point maze into a path from start to goal; a reward `way-point` may be added.
+    """Stitch 64-step trajectories of a point maze into a path from start to goal.
+
+    While it runs, a reward `way-point` may be added, and `start` and `goal` removed and added at another place.
 
     `maze` is the name of shipped weights or a file of weights, `task` one of OGBench's five. With `n_segments = 0`
     there are as many as the path needs. `via` is a point in units of the maze; whether plans pass it is recorded.
@@ -41,8 +44,24 @@ def maze_plan(
     start, goal = ends(grid, way)
     coupling, steps = terms(grid, model, way, n, style), style.ladder()
 
-    def way_point(plans: Tensor, x: float, y: float) -> Tensor:
-        return way_point_term(grid, model, n, style, torch.tensor([x, y])).function(plans)
+    by_name = {term.name: term for term in coupling}
+    pass_by = way_point_term(grid, model, n, style, torch.zeros(2))
+
+    def at(x: float, y: float) -> tuple[float, ...]:
+        return tuple(grid.normalise(torch.tensor([x, y])).tolist())
+
+    # Classes, so that restitching finds the parts of a reward: functions would be summed over whole plans only.
+    class Via(WayPoint):
+        def __init__(self, x: float, y: float):
+            super().__init__(**{**vars(pass_by.function), "point": at(x, y)})
+
+    class Start(Reach):
+        def __init__(self, x: float, y: float):
+            super().__init__(**{**vars(by_name["start"].function), "point": at(x, y)})
+
+    class Goal(Reach):
+        def __init__(self, x: float, y: float):
+            super().__init__(**{**vars(by_name["goal"].function), "point": at(x, y)})
 
     def share(name: str) -> Callable[[Tensor], Tensor]:
         return lambda x: getattr(judge(grid, grid.unnormalise(x), start, goal), name).double()
@@ -52,20 +71,22 @@ def maze_plan(
         scalars["via"] = lambda x: passes(grid.unnormalise(x), torch.tensor(via)).double()
     return Experiment(
         cd.stitching.Segments(model, n).as_target(),
-        rewards={"way-point": way_point},
-        terms={term.name: term for term in coupling},
-        anneals={"matched": way_point_term(grid, model, n, style, torch.zeros(2)).anneal},
+        rewards={"way-point": Via, "start": Start, "goal": Goal},
+        terms=by_name,
+        anneals={"matched": pass_by.anneal} | {name: by_name[name].anneal for name in ("start", "goal")},
         scalars=scalars,
         defaults={
             "ladder": {"kind": "ladder", "times": steps.times.tolist(), "finish": list(steps.finish)},
             "sampler": {
+                "kind": "particle-gibbs",
+                "n_particles": 16,
                 "n_chains": 2,
-                "explorer": {"kind": "restitch", "between": list(style.between)},
+                "starter": {"kind": "restitch", "between": list(style.between)},
                 "proposal": {"clip": style.clip} if style.clip else {},
             },
             "reward": [{"name": term.name} for term in coupling],
-            "output": {"burn_in": 50},
-            "stop": {"iterations": 200},
+            "output": {"burn_in": 2},
+            "stop": {"iterations": 40},
         },
     )
 

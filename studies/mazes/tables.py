@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from studies.mazes import pictures
+from studies.mazes import changes, credit, pictures
 from studies.mazes.evaluate import ends
 from studies.mazes.maze import Maze
 from studies.mazes.model import load_maze_model, shipped, weights_folder
@@ -58,6 +58,12 @@ def fill_page(results: Results, page: Path, weights: str, trainings: Path) -> Pa
             for r, x in zip(ours, plans, strict=True)
         ]
         pictures.side_by_side(maze, panels).savefig(figures / "plans.png", dpi=90)
+    names = results.names("credit-*")
+    if names:
+        tables["credit"] = credit.table([results[name] for name in names], list(maze.tasks))
+    names = results.names("change-*")
+    if names:
+        tables["random changes"] = changes.table([results[name] for name in names])
     if changed:
         tables["changes"] = changes_table(changed)
     refined = results.get("refinement")

@@ -31,15 +31,16 @@ class Experiment:
     """Models and exponents, and by name all that may be added to them.
 
     - `target`: the law before any reward; `process`: kernels other than the model's own;
-    - `rewards`: short names of reward functions, `function(batch, **fields) -> (rows,)`; `terms`: finished terms, which
-      a `[[reward]]` table uses by their name;
+    - `rewards`: short names of reward functions, `function(batch, **fields) -> (rows,)`, or of classes whose objects
+      are such functions and whose arguments are the fields; `terms`: finished terms, which a `[[reward]]` table uses
+      by their name;
     - `anneals`: further ways to anneal a reward, by name;
     - `scalars`: functions of a batch of samples; `defaults`: tables of the configuration that suit this experiment;
     - `fingerprint`: anything that changes when the weights do (predictions at a few points are compared anyway).
     """
 
     target: Target
-    rewards: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)
+    rewards: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     scalars: Mapping[str, Scalar] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     process: Process | None = None

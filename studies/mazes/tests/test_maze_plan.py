@@ -26,10 +26,10 @@ PLAN = Path(command.__file__).parent / "plan.toml"
 
 def small(**changes):
     config = tomllib.loads(PLAN.read_text())
-    config["sampler"]["n_chains"] = 1
-    config["sampler"]["explorer"]["n_candidates"] = 512
-    config["output"]["burn_in"] = 0
-    config["stop"]["iterations"] = 12
+    config["sampler"] |= {"n_chains": 1, "n_particles": 6}
+    config["sampler"]["starter"]["n_candidates"] = 512
+    config["output"] = {"burn_in": 0}
+    config["stop"]["iterations"] = 2
     return {**config, **changes}
 
 
@@ -54,10 +54,33 @@ def test_shipped_weights_plan_and_are_looked_at(tmp_path: Path, capsys: pytest.C
 def test_without_the_junctions_nothing_hangs_together(tmp_path: Path):
     ends_only = [{"name": name} for name in ("start", "goal")]
     config = small(reward=ends_only)
-    config["sampler"]["explorer"] = {"kind": "none"}
+    config["sampler"]["starter"] = {"kind": "none"}
     with cd.Run.start(tmp_path / "run", config) as run:
         run.run()
     assert successes(torch.as_tensor(cd.read_run(tmp_path / "run").x[:, 0])) == 0
+
+
+def test_start_and_goal_are_moved_and_a_way_point_is_added_from_a_file(tmp_path: Path):
+    """As `crepe-diffusion refine` does it: plans of the next pool take the place of the kept one."""
+    start, goal, via = (MAZE.xy(cell) for cell in ((6, 6), (1, 1), (6, 1)))
+    with cd.Run.start(tmp_path / "run", small(options={"n_segments": 7})) as run:
+        run.run()
+        assert not judge(MAZE, MAZE.unnormalise(run.sampler.output()), start, goal).success.any()
+        added = (("start", "start", start), ("goal", "goal", goal), ("way-point", "matched", via))
+        moved = [
+            {
+                "name": name,
+                "function": {"kind": name, "x": float(point[0]), "y": float(point[1])},
+                "anneal": {"kind": anneal},
+                "guidance": "gradient",
+            }
+            for name, anneal, point in added
+        ]
+        run.refine(add=moved, remove=["start", "goal"])
+        run.run(iterations=4)
+        plans = MAZE.unnormalise(run.sampler.output())
+    assert judge(MAZE, plans, start, goal).success.all()
+    assert passes(plans, via).all()
 
 
 def test_a_way_point_is_passed_soon_after_it_is_added():
