@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,34 @@ from torch import Tensor
 
 from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.files import ASIDE, DamagedError, digest, encode_json, publish_all, read_json, sync_directory
+from crepe_diffusion.run.files import (
+    ASIDE,
+    DamagedError,
+    digest,
+    encode_json,
+    make_directory,
+    move,
+    publish_all,
+    read_json,
+    remove,
+)
+from crepe_diffusion.run.store import Sealed
 from crepe_diffusion.samplers.base import Continuing
 
-__all__ = ["Position", "load", "newest", "reported", "verify", "write"]
+__all__ = ["Position", "load", "newest", "reported", "run_name", "verify", "write"]
 
-SCHEMA = 2
+SCHEMA = 3
 N_KEPT = 2
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands: how much of each file belongs to it, and under which target of its history it samples."""
+    """Where a run stands: how much of each file belongs to it, and under which target of its history it samples.
 
+    `run` is the run's own name, random and in all of its files; `seals` are those of the chunks of samples so far.
+    """
+
+    run: str
     iteration: int
     n_draws: int
     n_steps: int
@@ -42,6 +58,15 @@ class Position:
     next_look: int
     ess_seen: float
     history: list[dict[str, Any]]
+    seals: dict[str, list[int]]
+
+    @property
+    def samples(self) -> Sealed:
+        return Sealed(f"checkpoints/{_name(self.iteration)}", self.run, self.n_draws, self.n_steps, self.seals)
+
+
+def _name(iteration: int) -> str:
+    return f"{iteration:08d}"
 
 
 def reported(sampler: Continuing[Any]) -> dict[str, Tensor]:
@@ -58,12 +83,12 @@ def reported(sampler: Continuing[Any]) -> dict[str, Tensor]:
 def write(folder: Path, position: Position, snapshot: dict[str, Tensor], reported: dict[str, Tensor]) -> None:
     """Publish a checkpoint and forget all but the last two; a crash at any moment leaves the earlier ones."""
     root = folder / "checkpoints"
-    final = root / f"{position.iteration:08d}"
+    final = root / _name(position.iteration)
     if final.exists():  # the same iteration of the same run: the same state
         return
     aside = root / (ASIDE + final.name)
     shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
+    make_directory(aside)
     # What a report needs is usually part of the snapshot too, and then written once.
     state = {name: value for name, value in snapshot.items() if not _same(value, reported.get(name))}
     contents = {
@@ -73,26 +98,41 @@ def write(folder: Path, position: Position, snapshot: dict[str, Tensor], reporte
     checksums = {path.name: digest(content) for path, content in contents.items()}
     summary = {"schema": SCHEMA, **asdict(position), "files": checksums}
     publish_all({**contents, aside / "state.json": encode_json(summary)})
-    sync_directory(aside)
-    os.rename(aside, final)
-    sync_directory(root)
+    move(aside, final)
     for old in _all(folder)[N_KEPT:]:
-        # It disappears in one step too: a reader finds all of it or nothing.
-        gone = old.with_name(f"{ASIDE}old-{old.name}")
-        os.rename(old, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        remove(old)
 
 
-def load(path: Path, *, only_reported: bool = False) -> tuple[Position, dict[str, Tensor]]:
-    """A checkpoint with every byte verified, or a `DamagedError` that names the file."""
+FILES = ("diagnostics.safetensors", "state.safetensors")  # of two tensors of one name, that of the state counts
+
+
+def run_name(folder: Path) -> str | None:
+    """The name that the run gave itself, if its `run.json` can be read."""
     try:
-        state = read_json(path / "state.json")
+        return str(read_json(folder / "run.json").get("run", ""))
+    except (OSError, DamagedError):
+        return None
+
+
+def load(path: Path, *, only_reported: bool = False, run: str | None = None) -> tuple[Position, dict[str, Tensor]]:
+    """A checkpoint with every byte verified, of this run if it is given, or a `DamagedError` that names the file."""
+    where = path / "state.json"
+    try:
+        state = read_json(where)
+        if state["schema"] != SCHEMA:
+            raise InputError(f"{path} was written in schema {state['schema']}; this version reads {SCHEMA} only")
+        checksums = [(name, state["files"][name]) for name in FILES]
+        position = Position(**{name: state[name] for name in Position.__dataclass_fields__})
     except OSError as error:
-        raise DamagedError(path / "state.json", f"missing or unreadable ({error.strerror})") from None
-    if state["schema"] != SCHEMA:
-        raise InputError(f"{path} was written in schema {state['schema']}; this version reads {SCHEMA} only")
+        raise DamagedError(where, f"missing or unreadable ({error.strerror})") from None
+    except (KeyError, TypeError) as error:
+        raise DamagedError(where, f"not a checkpoint of ours ({error!r})") from None
+    if _name(position.iteration) != path.name:
+        raise DamagedError(where, f"a checkpoint of iteration {position.iteration}, not of this one")
+    if run is not None and position.run != run:
+        raise DamagedError(where, "belongs to another run")
     tensors: dict[str, Tensor] = {}
-    for name, checksum in sorted(state["files"].items()):  # of two of one name, that of the state counts
+    for name, checksum in checksums:
         if only_reported and name != "diagnostics.safetensors":
             continue
         try:
@@ -102,8 +142,7 @@ def load(path: Path, *, only_reported: bool = False) -> tuple[Position, dict[str
         if digest(content) != checksum:
             raise DamagedError(path / name, "its content does not match its checksum")
         tensors |= safetensors.torch.load(content)
-    fields: dict[str, Any] = {name: state[name] for name in Position.__dataclass_fields__}
-    return Position(**fields), tensors
+    return position, tensors
 
 
 def newest(
@@ -111,12 +150,13 @@ def newest(
 ) -> tuple[Path, Position, dict[str, Tensor]]:
     """The newest checkpoint that is whole; `notify` is called with the error of every one that is not."""
     damaged: list[Path] = []
+    run = _agreed_name(folder)
     while True:
         left = [path for path in _all(folder) if path not in damaged]
         if not left:
             raise DamagedError(folder / "checkpoints", "holds no checkpoint that is whole")
         try:
-            return left[0], *load(left[0], only_reported=only_reported)
+            return left[0], *load(left[0], only_reported=only_reported, run=run)
         except DamagedError as error:
             damaged.append(left[0])
             # A running process may have replaced the checkpoint while it was read.
@@ -124,19 +164,35 @@ def newest(
                 notify(error)
 
 
+def _agreed_name(folder: Path) -> str | None:
+    """The run's name; where it is that of none of the checkpoints, it is `run.json` that came from elsewhere."""
+    run, others = run_name(folder), set()
+    for path in _all(folder):
+        with suppress(OSError, DamagedError):
+            others.add(read_json(path / "state.json").get("run"))
+    if run is not None and others and run not in others:
+        raise DamagedError(folder / "run.json", "belongs to another run than the checkpoints")
+    return run
+
+
 def set_aside(path: Path) -> None:
     """Keep a damaged checkpoint for inspection, under a name by which it is never loaded."""
     other = path.with_name(f"damaged-{path.name}")
-    shutil.rmtree(other, ignore_errors=True)
-    os.rename(path, other)
+    remove(other)
+    move(path, other)
 
 
 def verify(folder: Path) -> list[DamagedError]:
     """Everything that is wrong with the checkpoints."""
     errors = []
+    try:
+        run = _agreed_name(folder)
+    except DamagedError as error:
+        errors.append(error)
+        run = None
     for path in _all(folder):
         try:
-            load(path)
+            load(path, run=run)
         except DamagedError as error:
             if path.exists():
                 errors.append(error)
@@ -149,6 +205,11 @@ def _same(a: Tensor, b: Tensor | None) -> bool:
 
 def _kept(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+
+
+def newest_iteration(folder: Path) -> int:
+    """Of the newest checkpoint, whole or not; -1 if there is none."""
+    return max((int(path.name) for path in _all(folder)), default=-1)
 
 
 def _all(folder: Path) -> list[Path]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.configured import merged, nearest
-from crepe_diffusion.run.files import ASIDE, DamagedError, read_json, write_json
+from crepe_diffusion.run.files import ASIDE, DamagedError, make_directory, read_json, write_json
 
 __all__ = ["Request", "answer", "await_answer", "leave", "pending", "refined"]
 
@@ -54,7 +54,7 @@ def leave(folder: Path, request: Request) -> Path:
     """Leave a request; the path is where `await_answer` looks."""
     # Requests are handled in the order of their names.
     request = replace(request, id=f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}")
-    (folder / "control").mkdir(exist_ok=True)
+    make_directory(folder / "control")
     path = folder / "control" / f"{request.id}.json"
     write_json(path, asdict(request))
     return path

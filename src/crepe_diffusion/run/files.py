@@ -1,4 +1,7 @@
-"""Files that are whole or absent: written aside, synced, published by one rename, and read against a checksum."""
+"""Files that are whole or absent: written aside, synced, published by one rename, and read against a checksum.
+
+write aside   sync the file   rename   sync the directory        each lasts before the next begins
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +19,20 @@ __all__ = [
     "DamagedError",
     "clear_leftovers",
     "digest",
+    "make_directory",
+    "move",
     "publish",
     "publish_all",
+    "read_bounded",
     "read_json",
-    "sync_directory",
+    "remove",
     "write_json",
 ]
 
 ASIDE = ".partial-"
 CHECKSUM = "checksum"
+MOST_JSON = 2**28
+"""No file of ours comes near to this; a larger one was not written by us, and is not read into memory."""
 
 
 class DamagedError(RuntimeError):
@@ -46,34 +54,78 @@ def publish(path: Path, content: bytes, *, sync: bool = True) -> None:
 def publish_all(contents: Mapping[Path, bytes], *, sync: bool = True) -> None:
     """Each file in one step, in order, none before all are written."""
     for path, content in contents.items():
-        _aside(path).write_bytes(content)
-    if sync and len(contents) > 1:
-        # Each sync waits for the disk; together they wait about as long as one or two.
-        with ThreadPoolExecutor(min(16, len(contents))) as pool:
-            list(pool.map(_sync, map(_aside, contents)))
-    elif sync:
-        for path in contents:
-            _sync(_aside(path))
+        with _named(path):
+            _aside(path).write_bytes(content)
+    if sync:
+        _sync_all([_aside(path) for path in contents])
     for path in contents:
-        os.replace(_aside(path), path)
+        with _named(path):
+            os.replace(_aside(path), path)
+    if sync:
+        sync_directories({path.parent for path in contents})
+
+
+def make_directory(path: Path) -> None:
+    """The directory and those above it, so that they survive a power failure."""
+    missing = [p for p in (path, *path.parents) if not p.is_dir()]
+    path.mkdir(parents=True, exist_ok=True)
+    sync_directories({p.parent for p in missing})
+
+
+def move(old: Path, new: Path) -> None:
+    """Rename within a directory, so that it survives a power failure."""
+    with _named(new):
+        os.rename(old, new)
+    sync_directories({new.parent})
+
+
+def remove(path: Path) -> None:
+    """Remove a directory with all that is in it; a reader finds all of it or nothing, a crash leaves it or not."""
+    gone = path.with_name(ASIDE + "gone-" + path.name)
+    shutil.rmtree(gone, ignore_errors=True)
+    if path.exists():
+        move(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the system begin with the file that they are about: on a full disk they come without."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _aside(path: Path) -> Path:
     return path.with_name(ASIDE + path.name)
 
 
+def _sync_all(paths: Sequence[Path]) -> None:
+    if len(paths) > 1:
+        # Each sync waits for the disk; together they wait about as long as one or two.
+        with ThreadPoolExecutor(min(16, len(paths))) as pool:
+            list(pool.map(_sync, paths))
+    else:
+        for path in paths:
+            _sync(path)
+
+
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with _named(path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the renames in this directory survive a power failure, where the system can."""
-    with suppress(OSError):  # some systems do not open directories
-        _sync(path)
+def sync_directories(paths: Iterable[Path]) -> None:
+    """Make the renames in these directories survive a power failure, where the system can."""
+    with suppress(OSError):  # some systems neither open nor sync directories
+        _sync_all(sorted(paths))
 
 
 def clear_leftovers(root: Path) -> None:
@@ -104,14 +156,23 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The value that `write_json` wrote; anything else is a `DamagedError`. FileNotFoundError passes through."""
-    return decode_json(path, path.read_bytes())
+    """The value that `write_json` wrote; anything else is a `DamagedError`. Errors of the system pass through."""
+    return decode_json(path, read_bounded(path))
+
+
+def read_bounded(path: Path, most: int = MOST_JSON) -> bytes:
+    """All of a file, unless it is larger than it can be."""
+    with open(path, "rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise DamagedError(path, f"larger than the {most:,} bytes that it can have")
+    return content
 
 
 def decode_json(path: Path, content: bytes) -> dict[str, Any]:
     try:
         value = json.loads(content.decode("ascii"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedError(path, f"not the JSON that was written ({error})") from None
     if not isinstance(value, dict) or value.get(CHECKSUM) != sealed(value)[CHECKSUM]:
         raise DamagedError(path, "its content does not match its checksum")

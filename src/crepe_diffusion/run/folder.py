@@ -91,17 +91,39 @@ def status(folder: Path) -> str:
     if Lock(folder).is_held():
         return "running"
     try:
-        return "finished" if read_json(folder / "outcome.json")["finished"] else "stopped"
+        return "finished" if read_outcome(folder)["finished"] else "stopped"
     except (OSError, DamagedError):
         return "stopped"
 
 
-def read_targets(folder: Path) -> list[dict[str, Any]]:
-    """The history of targets, each with the iteration from which it is in force."""
+def read_outcome(folder: Path) -> dict[str, Any]:
+    """Why the run last stopped; one of another run, or of an earlier session, is a `DamagedError`."""
+    path = folder / "outcome.json"
+    outcome = read_json(path)
+    newest = checkpoint.newest_iteration(folder)
+    if outcome.get("run") != checkpoint.run_name(folder):
+        raise DamagedError(path, "belongs to another run")
+    if outcome.get("iteration") != newest or not isinstance(outcome.get("finished"), bool):
+        raise DamagedError(path, f"of iteration {outcome.get('iteration')}, but the last checkpoint is of {newest}")
+    return outcome
+
+
+def read_targets(folder: Path, position: checkpoint.Position | None = None) -> list[dict[str, Any]]:
+    """The history of targets, each with the iteration from which it is in force.
+
+    It begins as the checkpoint says where one is given: else it is of another run, or of an earlier time.
+    """
+    path = folder / "targets.json"
     try:
-        return list(read_json(folder / "targets.json")["targets"])
+        value = read_json(path)
     except OSError as error:
-        raise DamagedError(folder / "targets.json", f"missing or unreadable ({error.strerror})") from None
+        raise DamagedError(path, f"missing or unreadable ({error.strerror})") from None
+    entries = list(value["targets"])
+    if position is not None and value.get("run") != position.run:
+        raise DamagedError(path, "belongs to another run than the checkpoints")
+    if position is not None and entries[: len(position.history)] != position.history:
+        raise DamagedError(path, "does not begin with the targets that the last checkpoint was written under")
+    return entries
 
 
 def n_burnt(iteration: np.ndarray, targets: list[dict[str, Any]], burn_in: int) -> int:
@@ -126,9 +148,18 @@ def read_run(folder: str | Path) -> RunData:
         notes.append(str(error))
     if not (folder / "checkpoints").is_dir():
         raise InputError(f"{folder} has not sampled anything yet")
-    _, _, tensors = checkpoint.newest(folder, lambda error: notes.append(str(error)), only_reported=True)
-    draws, trace = read_store(folder / "samples.zarr")
-    targets = read_targets(folder)
+    while True:
+        known = len(notes)
+        path, position, tensors = checkpoint.newest(folder, lambda e: notes.append(str(e)), only_reported=True)
+        try:
+            draws, trace = read_store(folder / "samples.zarr", since=position.samples)
+            targets = read_targets(folder, position)
+            break
+        except DamagedError:
+            # A running process may have written another checkpoint, and gone on from there.
+            if checkpoint.newest_iteration(folder) == int(path.name):
+                raise
+            del notes[known:]
     _check_order(folder, draws, trace, len(targets))
 
     def part(name: str) -> dict[str, Any]:
@@ -169,35 +200,55 @@ def _check_order(folder: Path, draws: dict[str, np.ndarray], trace: dict[str, np
 
 
 def problems(folder: Path) -> Iterator[DamagedError]:
-    """Everything that is wrong with a run, file by file; nothing where all is well."""
+    """Everything that is wrong with a run, file by file; nothing where all is well. The rules are those of reading."""
     require_run(folder)
+    seen: set[Path] = set()
+    for error in _problems(folder):
+        if error.path not in seen:
+            seen.add(error.path)
+            yield error
+
+
+def _problems(folder: Path) -> Iterator[DamagedError]:
+    yield from _loose_files(folder)
+    yield from checkpoint.verify(folder)
+    position = None
     try:
-        config = read_toml(folder / "config.toml")
-    except InputError as error:
+        _, position, _ = checkpoint.newest(folder, lambda error: None)
+        read_targets(folder, position)
+    except DamagedError as error:
+        yield error
+    yield from verify_store(folder / "samples.zarr", position.samples if position is not None else None)
+    try:
+        read_run(folder)
+    except DamagedError as error:
+        yield error
+    except InputError:
+        pass  # what is wrong with the configuration, or that nothing was sampled, was told above
+    for name in sorted(os.listdir(folder / "checkpoints") if (folder / "checkpoints").is_dir() else []):
+        if name.startswith("damaged-"):
+            yield DamagedError(folder / "checkpoints" / name, "set aside by an earlier resume; safe to delete")
+
+
+def _loose_files(folder: Path) -> Iterator[DamagedError]:
+    try:
+        read_toml(folder / "config.toml")
+        text = digest((folder / "config.toml").read_bytes())
+    except (InputError, OSError) as error:
         yield DamagedError(folder / "config.toml", str(error))
-        config = {}
-    for name in ("run.json", "targets.json", "outcome.json"):
+        text = ""
+    readers = {"run.json": read_json, "outcome.json": lambda path: read_outcome(path.parent)}
+    for name, read in readers.items():
         path = folder / name
         try:
-            value = read_json(path)
-            if name == "run.json" and config:
-                text = (folder / "config.toml").read_bytes()
-                if digest(text) != value["config_text"]:
-                    yield DamagedError(folder / "config.toml", "changed since the run wrote it")
+            value = read(path)
+            if name == "run.json" and text and text != value.get("config_text"):
+                yield DamagedError(folder / "config.toml", "changed since the run wrote it")
         except FileNotFoundError:
             if name != "outcome.json":
                 yield DamagedError(path, "missing")
         except OSError as error:
             yield DamagedError(path, f"unreadable ({error.strerror})")
         except DamagedError as error:
-            yield error
-    yield from checkpoint.verify(folder)
-    yield from verify_store(folder / "samples.zarr")
-    try:
-        read_run(folder)
-    except (DamagedError, InputError) as error:
-        if isinstance(error, DamagedError) and error.path.suffix == "":
-            yield error
-    for name in sorted(os.listdir(folder / "checkpoints") if (folder / "checkpoints").is_dir() else []):
-        if name.startswith("damaged-"):
-            yield DamagedError(folder / "checkpoints" / name, "set aside by an earlier resume; safe to delete")
+            if name != "outcome.json" or not Lock(folder).is_held():  # a run that goes on takes it away
+                yield error

@@ -27,8 +27,9 @@ Entry = dict[str, Any]
 class History:
     """The entries of `targets.json`, and the index of the one that is in force."""
 
-    def __init__(self, folder: Path, experiment: Experiment, entries: list[Entry], index: int = 0):
-        self.folder, self.experiment, self.entries, self.index = folder, experiment, entries, index
+    def __init__(self, folder: Path, run: str, experiment: Experiment, entries: list[Entry], index: int = 0):
+        self.folder, self.run, self.experiment = folder, run, experiment
+        self.entries, self.index = entries, index
 
     @property
     def now(self) -> Entry:
@@ -44,7 +45,7 @@ class History:
         return replace(self.experiment.target, rewards=tuple(self.experiment.reward(r) for r in rewards))
 
     def write(self) -> None:
-        write_json(self.folder / "targets.json", {"targets": self.entries})
+        write_json(self.folder / "targets.json", {"run": self.run, "targets": self.entries})
 
     def add(self, n: int, rewards: list[dict[str, Any]], probe: identity.Probe, request: str = "") -> None:
         """The target that is in force from iteration n on.

@@ -36,9 +36,10 @@ __all__ = [
 Probe = dict[str, list[float]]
 
 
-def write_information(folder: Path, config: Config, experiment: Experiment, import_path: str) -> None:
+def write_information(folder: Path, run: str, config: Config, experiment: Experiment, import_path: str) -> None:
     information = {
         "schema": SCHEMA,
+        "run": run,
         "versions": _versions(),
         "seed": config.sampler.get("seed"),
         "config_hash": config.identity(),
@@ -95,7 +96,7 @@ def _versions() -> dict[str, str]:
 
 
 def probe(e: Evaluator, target: Target | None = None) -> Probe:
-    """Values of models, rewards and kernels at two points of three levels: they change when those do.
+    """Values of models, rewards and kernels at two points at three times: they change when those do.
 
     Of another target, if one is given. Everything is evaluated twice: what then differs could not be compared later,
     and is no law that could be sampled.
@@ -121,8 +122,9 @@ def _probe(e: Evaluator, target: Target) -> Probe:
         counts=Counts(),
     )
     x = evaluate.noise(Stream(0).at("probe"), 2)
-    times = e.ladder.times
-    s, middle, t = (times[i].expand(2) for i in (0, len(times) // 2, -1))
+    s, t = e.ladder.times[0].expand(2), e.ladder.times[-1].expand(2)
+    # Levels may be moved during a run, but not their ends: the middle is taken from these.
+    middle = torch.where(s > 0, (s * t).sqrt(), t / 2)
     at_s, at_t = evaluate(x, s), evaluate(x, t)
     evaluations = at_s, evaluate(x, middle), at_t
     ratios = e.process.log_ratios(x, x, at_s, at_t, s, t, evaluate.coefficients)
@@ -162,7 +164,7 @@ def check_probe(folder: Path, now: Probe, before: Probe, allow_changed: bool, no
 
 
 def check_unchanged(
-    folder: Path, config: Config, experiment: Experiment, allow_changed: bool, notify: Callable[[str], None]
+    folder: Path, run: str, config: Config, experiment: Experiment, allow_changed: bool, notify: Callable[[str], None]
 ) -> None:
     """Compare configuration and fingerprint with those that the run began with."""
     try:
@@ -172,7 +174,7 @@ def check_unchanged(
         if not allow_changed:
             raise DamagedError(folder / "run.json", f"{text}; --allow-changed goes on anyway") from None
         notify(text)
-        write_information(folder, config, experiment, "")
+        write_information(folder, run, config, experiment, "")
         return
     changes = []
     if information["config_hash"] != config.identity():

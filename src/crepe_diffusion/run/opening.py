@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-import shutil
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ from crepe_diffusion.run import checkpoint, control, identity
 from crepe_diffusion.run.config import MADE_BY_A_RUN, Config, read_toml
 from crepe_diffusion.run.configured import NotWritableError, kind_of, plain, written
 from crepe_diffusion.run.experiment import Experiment, build
-from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers
+from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers, make_directory, remove
 from crepe_diffusion.run.folder import Lock, is_run, read_targets, require_run
 from crepe_diffusion.run.history import History
 from crepe_diffusion.run.log import Log
 from crepe_diffusion.run.recorder import Recorder, Scalars
 from crepe_diffusion.run.stopping import EssRule
-from crepe_diffusion.run.store import read_manifest, verify_store
+from crepe_diffusion.run.store import disagreements, read_manifest, verify_store
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Reward, Target
 
@@ -139,10 +139,12 @@ def _new(
     if is_run(folder):
         raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
     # A run that died before it wrote its configuration may have left these; anything else is not ours.
-    foreign = [n for n in _names(folder) if n not in (".lock", "control", "log.txt") and not n.startswith(ASIDE)]
+    foreign = [
+        n for n in _names(folder) if n not in (".lock", "control", "log.txt", "run.json") and not n.startswith(ASIDE)
+    ]
     if foreign:
         raise InputError(f"{folder} is not empty, there is {foreign[0]!r}: choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_directory(folder)
     lock, log = _held(folder)
     try:
         return _begin(folder, config, experiment, make, import_path, lock, log)
@@ -166,14 +168,15 @@ def _begin(
     log: Log,
 ) -> Opened:
     """A new run, or one that was killed before its first checkpoint; both are the same."""
-    scalars = _scalars(config, experiment)
+    scalars, run = _scalars(config, experiment), uuid.uuid4().hex
+    # The configuration last: it makes a run of the folder.
+    identity.write_information(folder, run, config, experiment, import_path)
     identity.write_config(folder, config)
-    identity.write_information(folder, config, experiment, import_path)
-    history = History(folder, experiment, [])
+    history = History(folder, run, experiment, [])
     sampler = make(history)
     _check_adapts(config, sampler)
     history.add(sampler.iteration + 1, config.reward, identity.probe(sampler.evaluate))
-    recorder = Recorder(folder / "samples.zarr", sampler, scalars)
+    recorder = Recorder(folder / "samples.zarr", sampler, scalars, run)
     recorder.store.create()
     log.session(f"started {config.experiment}, seed {config.sampler.get('seed', '-')}")
     return Opened(folder, config, lock, log, sampler, history, recorder)
@@ -259,28 +262,28 @@ def _from_checkpoint(
     lock: Lock,
     log: Log,
 ) -> Opened:
-    identity.check_unchanged(folder, config, experiment, allow_changed, notify)
-
     def damaged(error: DamagedError) -> None:
         notify(f"damaged: {error}; using the checkpoint before it")
         checkpoint.set_aside(folder / "checkpoints" / error.path.parent.name)
 
     path, position, tensors = checkpoint.newest(folder, damaged)
+    identity.check_unchanged(folder, position.run, config, experiment, allow_changed, notify)
     if position.config_hash != config.identity() and not allow_changed:
         raise InputError(f"{path} belongs to another configuration; --allow-changed takes it anyway")
     try:
-        history = History(folder, experiment, read_targets(folder), position.target)
+        entries = read_targets(folder, position)
+        history = History(folder, position.run, experiment, entries, position.target)
     except DamagedError as error:
         notify(f"damaged: {error}; taken from {path}, what was changed after it is lost")
-        history = History(folder, experiment, position.history, position.target)
+        history = History(folder, position.run, experiment, position.history, position.target)
         history.write()
     sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
     _check_adapts(config, sampler)
     now = identity.probe(sampler.evaluate)
     identity.check_probe(folder, now, history.now["probe"], allow_changed, notify)
     log.rewind(position.iteration)
-    recorder = Recorder(folder / "samples.zarr", sampler, _scalars(config, experiment))
-    _continue_store(recorder, position, log)
+    recorder = Recorder(folder / "samples.zarr", sampler, _scalars(config, experiment), position.run)
+    _continue_store(recorder, position, notify)
     log.session(f"resumed at iteration {position.iteration}")
     ess_rule = EssRule(position.next_look, position.ess_seen)
     return Opened(folder, config, lock, log, sampler, history, recorder, position.seconds, ess_rule, is_new=False)
@@ -291,9 +294,9 @@ def rehearse(folder: Path, request: control.Request) -> None:
     _make_importable(identity.import_path(folder))
     with _named(folder / "config.toml"):
         config, experiment = _again(folder, Made())
-    _, _, tensors = checkpoint.newest(folder, lambda error: None)
-    entries = read_targets(folder)
-    history = History(folder, experiment, entries, len(entries) - 1)
+    _, position, tensors = checkpoint.newest(folder, lambda error: None)
+    entries = read_targets(folder, position)
+    history = History(folder, position.run, experiment, entries, len(entries) - 1)
     sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
     for _, earlier in control.pending(folder):
         if isinstance(earlier, control.Request):
@@ -304,14 +307,19 @@ def rehearse(folder: Path, request: control.Request) -> None:
     history.take(sampler, request)
 
 
-def _continue_store(recorder: Recorder, position: checkpoint.Position, log: Log) -> None:
+def _continue_store(recorder: Recorder, position: checkpoint.Position, notify: Callable[[str], None]) -> None:
+    """Go back to what the checkpoint knows of the samples, and verify all of it."""
+    root, generation = recorder.root, int(time.time())
     try:
-        generation = int(read_manifest(recorder.root)["attributes"]["generation"])
+        manifest = read_manifest(root)
+        for problem in disagreements(root, manifest, position.samples):
+            if problem.path == root / "zarr.json":
+                raise problem
+        generation = int(manifest["attributes"]["generation"])
     except DamagedError as error:
         # All that it holds is in the checkpoint too.
-        log.session(f"damaged: {error}; written again")
-        generation = int(time.time())
-    recorder.store.rewind(position.n_draws, position.n_steps, generation + 1)
+        notify(f"damaged: {error}; written again")
+    recorder.store.rewind(position.n_draws, position.n_steps, position.seals, generation + 1)
     for problem in verify_store(recorder.root):
         raise problem
 
@@ -322,14 +330,14 @@ def _continue_store(recorder: Recorder, position: checkpoint.Position, log: Log)
 def _held(folder: Path) -> tuple[Lock, Log]:
     lock = Lock(folder)
     lock.acquire()
-    (folder / "control").mkdir(exist_ok=True)
+    make_directory(folder / "control")
     return lock, Log(folder / "log.txt")
 
 
 def _wipe(folder: Path, log: Log) -> None:
     """Remove the beginnings of a run that has sampled nothing."""
     for name in ("samples.zarr", "checkpoints"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+        remove(folder / name)
     for name in ("run.json", "targets.json"):
         (folder / name).unlink(missing_ok=True)
     log.rewind(-1)

@@ -30,11 +30,11 @@ Scalars = Mapping[str, Callable[[Tensor], Tensor]]
 class Recorder:
     """Turns iterations into rows of the store of samples."""
 
-    def __init__(self, root: Path, sampler: Continuing[Any], scalars: Scalars):
+    def __init__(self, root: Path, sampler: Continuing[Any], scalars: Scalars, run: str = ""):
         self.root, self.sampler, self.scalars = root, sampler, scalars
         self.infos: list[Info] = []
         self.seconds: list[float] = []
-        self.store = Store(root, self._draw_columns(), self._trace_columns())
+        self.store = Store(root, self._draw_columns(), self._trace_columns(), run)
 
     def _draw_columns(self) -> dict[str, Column]:
         empty, chains = self.sampler.evaluate.empty(0), self.sampler.n_chains

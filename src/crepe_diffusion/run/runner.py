@@ -178,9 +178,8 @@ class Run:
             self._checkpoint()
         shown.show(last=True)
         n = self.sampler.iteration
-        write_json(
-            self.folder / "outcome.json", {"iteration": n, "reason": outcome.reason, "finished": outcome.finished}
-        )
+        found = {"run": self.history.run, "iteration": n, "reason": outcome.reason, "finished": outcome.finished}
+        write_json(self.folder / "outcome.json", found)
         self.log.session(f"stopped at iteration {n}: {outcome.reason}")
         return outcome
 
@@ -246,6 +245,7 @@ class Run:
     def _checkpoint(self) -> None:
         self.recorder.flush()
         position = checkpoint.Position(
+            run=self.history.run,
             iteration=self.sampler.iteration,
             n_draws=self.recorder.n_draws,
             n_steps=self.recorder.n_steps,
@@ -255,6 +255,7 @@ class Run:
             next_look=self.ess_rule.next_look,
             ess_seen=self.ess_rule.seen,
             history=self.history.entries,
+            seals=self.recorder.store.seals(),
         )
         checkpoint.write(self.folder, position, self.sampler.snapshot(), checkpoint.reported(self.sampler))
 

@@ -1,11 +1,13 @@
 """Samples in Zarr (version 3), readable by other tools while the run goes on.
 
-samples.zarr/zarr.json        the manifest: every array with its length, in one file that is replaced in one step
+samples.zarr/zarr.json        the manifest: every array with its length and the seals of its chunks, in one file
 samples.zarr/x/c.7.0.0        one chunk: raw numbers and their crc32c
 samples.zarr/trace/level/...  one row per iteration
 
 A flush writes chunks first and the manifest last, so a reader of the manifest finds all that it lists. Rows that were
 once published are only ever written again with the same values, also after a crash: an old manifest stays true.
+The seal of a chunk is the checksum of those of its rows that are listed, so it stays true while the chunk fills; a
+chunk from elsewhere, or from earlier, does not have it. Checkpoints hold the seals too.
 The format is simple enough to be written by hand, which keeps a flush to a few file writes.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +25,15 @@ import google_crc32c
 import numpy as np
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.files import DamagedError, digest, publish, publish_all, sync_directory
+from crepe_diffusion.run.files import DamagedError, digest, make_directory, publish, publish_all, read_bounded
 
 __all__ = ["Column", "Store", "Table", "read_store"]
 
 CHUNK_BYTES = 2**20
 """Small enough to be written again while it fills, large enough that a run has few of them."""
 LONGEST_BLOCK = 4096
+MOST_BYTES = 2**32
+"""Of one chunk in memory: a file that wants more was not written by us."""
 GROUP = {"zarr_format": 3, "node_type": "group", "attributes": {}}
 
 
@@ -78,6 +83,7 @@ class Table:
         self.n_rows = 0
         self.n_written = 0
         self.buffers = {name: np.full((self.block, *c.shape), c.fill, c.dtype) for name, c in columns.items()}
+        self.full_seals: dict[str, list[int]] = {name: [] for name in columns}
 
     def append(self, row: Mapping[str, Any]) -> None:
         for name, buffer in self.buffers.items():
@@ -112,18 +118,26 @@ class Table:
         """What `chunks` gave is on disk."""
         if self.n_written < self.n_rows and self.n_rows % self.block == 0:
             for name, buffer in self.buffers.items():
+                self.full_seals[name].append(_seal(buffer))
                 buffer[...] = self.columns[name].fill
         self.n_written = self.n_rows
 
-    def rewind(self, n: int) -> None:
-        """Go on after the first n rows. What lies behind them stays on disk until it is written again."""
+    def seals(self) -> dict[str, list[int]]:
+        """One per chunk and column, of all rows so far."""
+        partial = self.n_rows % self.block
+        last = {name: [_seal(b[:partial])] if partial else [] for name, b in self.buffers.items()}
+        return {self.prefix + name: [*self.full_seals[name], *last[name]] for name in self.columns}
+
+    def rewind(self, n: int, seals: Mapping[str, list[int]]) -> None:
+        """Go on after the first n rows, which have these seals. What lies behind stays until it is written again."""
         self.n_rows = self.n_written = n
-        partial = n % self.block
+        index, partial = divmod(n, self.block)
         for name, column in self.columns.items():
-            buffer = self.buffers[name]
+            buffer, known = self.buffers[name], seals[self.prefix + name]
+            self.full_seals[name] = known[:index]
             buffer[...] = column.fill
             if partial:
-                buffer[...] = _decode(self._chunk(name, n // self.block), column, self.block)
+                buffer[...] = _read_chunk(self._chunk(name, index), column, self.block, partial, known[index])
 
     def _chunk(self, name: str, index: int) -> Path:
         return self.root / self.prefix / name / _key(index, len(self.columns[name].shape))
@@ -135,8 +149,8 @@ class Table:
 class Store:
     """The sample store of a run that is being written: `draws` at the root, `trace` in a group of its own."""
 
-    def __init__(self, root: Path, draws: Mapping[str, Column], trace: Mapping[str, Column]):
-        self.root = root
+    def __init__(self, root: Path, draws: Mapping[str, Column], trace: Mapping[str, Column], run: str = ""):
+        self.root, self.run = root, run
         self.draws = Table(root, "", "draw", draws)
         self.trace = Table(root, "trace/", "step", trace)
         self.generation = 0
@@ -144,13 +158,16 @@ class Store:
     def create(self) -> None:
         for table in (self.draws, self.trace):
             for name in table.columns:
-                (self.root / table.prefix / name).mkdir(parents=True)
+                make_directory(self.root / table.prefix / name)
         self.publish()
 
-    def rewind(self, n_draws: int, n_steps: int, generation: int) -> None:
+    def seals(self) -> dict[str, list[int]]:
+        return {**self.draws.seals(), **self.trace.seals()}
+
+    def rewind(self, n_draws: int, n_steps: int, seals: Mapping[str, list[int]], generation: int) -> None:
         """Continue behind a checkpoint; a new generation marks that rows may have been written again."""
-        self.draws.rewind(n_draws)
-        self.trace.rewind(n_steps)
+        self.draws.rewind(n_draws, seals)
+        self.trace.rewind(n_steps, seals)
         self.generation = generation
         self.publish()
 
@@ -170,28 +187,32 @@ class Store:
         nodes = {**groups, **self.draws.metadata(), **self.trace.metadata()}
         # Tools that open one array by its path look here; the manifest, written last, is what this package reads.
         if arrays:
-            publish_all({self.root / name / "zarr.json": _dump(node) for name, node in nodes.items()}, sync=False)
+            publish_all({self.root / name / "zarr.json": _dump(node) for name, node in nodes.items()})
         manifest: dict[str, Any] = {
             "zarr_format": 3,
             "node_type": "group",
-            "attributes": {"generation": self.generation},
+            "attributes": {"run": self.run, "generation": self.generation, "seals": self.seals()},
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes},
         }
         manifest["attributes"]["checksum"] = _checksum(manifest)
         publish(self.root / "zarr.json", _dump(manifest))
-        sync_directory(self.root)
 
 
-def read_store(root: Path, only: set[str] | None = None) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Draws and trace as of one manifest, every chunk verified.
+def read_store(
+    root: Path, only: set[str] | None = None, since: Sealed | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Draws and trace as of one manifest, every chunk verified, also against what a checkpoint knows of them.
 
     A run that is resumed meanwhile begins a new generation; what was read across that moment is read again.
     """
     while True:
         manifest = read_manifest(root)
         try:
+            if since is not None:
+                for error in disagreements(root, manifest, since):
+                    raise error
             arrays = {
-                name: _read_array(root / name, metadata)
+                name: _read_array(root / name, metadata, manifest["attributes"]["seals"][name])
                 for name, metadata in _arrays(manifest).items()
                 if only is None or name in only
             }
@@ -205,14 +226,55 @@ def read_store(root: Path, only: set[str] | None = None) -> tuple[dict[str, np.n
     return draws, {name[6:]: values for name, values in arrays.items() if name.startswith("trace/")}
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """What a checkpoint knows of the samples: its own name, whose run it is, lengths, and the seals of all chunks."""
+
+    name: str
+    run: str
+    n_draws: int
+    n_steps: int
+    seals: Mapping[str, list[int]]
+
+    def rows(self, array: str) -> int:
+        return self.n_steps if array.startswith("trace/") else self.n_draws
+
+
+def disagreements(root: Path, manifest: dict[str, Any], since: Sealed) -> Iterator[DamagedError]:
+    """Where a sample store is not the one that a checkpoint was written for, or an older state of it."""
+    path, attributes = root / "zarr.json", manifest["attributes"]
+    if attributes["run"] != since.run:
+        yield DamagedError(path, "belongs to another run than the checkpoints")
+        return
+    for name, metadata in _arrays(manifest).items():
+        n, known, found = since.rows(name), since.seals.get(name, []), attributes["seals"][name]
+        if metadata["shape"][0] < n:
+            yield DamagedError(path, f"older than {since.name}: it lists {metadata['shape'][0]} rows of {name} of {n}")
+            return
+        for i, (chunk, column, block) in enumerate(_chunks(root / name, metadata)):
+            rows = min(block, n - i * block)
+            if rows <= 0:
+                break
+            try:
+                if metadata["shape"][0] == n or rows == block:
+                    if found[i] != known[i]:
+                        raise DamagedError(chunk, f"not the chunk that {since.name} was written for")
+                else:
+                    _read_chunk(chunk, column, block, rows, known[i])
+            except DamagedError as error:
+                yield error
+
+
 def read_manifest(root: Path) -> dict[str, Any]:
     path = root / "zarr.json"
     try:
-        manifest = json.loads(path.read_bytes().decode("ascii"))
+        manifest = json.loads(read_bounded(path).decode("ascii"))
         whole = manifest["attributes"]["checksum"] == _checksum(manifest)
     except FileNotFoundError:
         raise DamagedError(path, "missing: there are no samples here") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise DamagedError(path, f"unreadable ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedError(path, f"not the JSON that was written ({error!r})") from None
     if not whole:
         raise DamagedError(path, "its content does not match its checksum")
@@ -224,8 +286,8 @@ def _checksum(manifest: dict[str, Any]) -> str:
     return digest(json.dumps({**manifest, "attributes": attributes}, sort_keys=True).encode())
 
 
-def verify_store(root: Path) -> Iterator[DamagedError]:
-    """Everything that is wrong with a sample store, file by file."""
+def verify_store(root: Path, since: Sealed | None = None) -> Iterator[DamagedError]:
+    """Everything that is wrong with a sample store, file by file, also against what a checkpoint knows of it."""
     try:
         manifest = read_manifest(root)
     except DamagedError as error:
@@ -234,20 +296,29 @@ def verify_store(root: Path) -> Iterator[DamagedError]:
     for name, metadata in manifest["consolidated_metadata"]["metadata"].items():
         path = root / name / "zarr.json"
         try:
-            own = json.loads(path.read_bytes().decode("ascii"))
+            own = json.loads(read_bounded(path).decode("ascii"))
             if own["node_type"] == "array" == metadata["node_type"]:
                 # It is written before the manifest, and more rarely.
                 own["shape"][0] = metadata["shape"][0]
             if own != metadata:
                 yield DamagedError(path, "does not agree with the manifest samples.zarr/zarr.json")
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except DamagedError as error:
+            yield error
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             yield DamagedError(path, f"not the JSON that was written ({error!r})")
     for name, metadata in _arrays(manifest).items():
-        for chunk, column, block in _chunks(root / name, metadata):
-            try:
-                _decode(chunk, column, block)
-            except DamagedError as error:
-                yield error
+        yield from verify_array(root / name, metadata, manifest["attributes"]["seals"][name])
+    if since is not None:
+        yield from disagreements(root, manifest, since)
+
+
+def verify_array(path: Path, metadata: dict[str, Any], seals: list[int]) -> Iterator[DamagedError]:
+    """The damaged chunks of one array."""
+    for i, (chunk, column, block) in enumerate(_chunks(path, metadata)):
+        try:
+            _read_chunk(chunk, column, block, min(block, metadata["shape"][0] - i * block), seals[i])
+        except DamagedError as error:
+            yield error
 
 
 def _arrays(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -263,41 +334,58 @@ def _chunks(path: Path, metadata: dict[str, Any]) -> Iterator[tuple[Path, Column
         yield path / _key(index, len(tail)), column, block
 
 
-def _read_array(path: Path, metadata: dict[str, Any]) -> np.ndarray:
+def _read_array(path: Path, metadata: dict[str, Any], seals: list[int]) -> np.ndarray:
     n, *tail = metadata["shape"]
-    out = np.empty((n, *tail), metadata["data_type"])
+    parts = [np.empty((0, *tail), metadata["data_type"])]
     for i, (chunk, column, block) in enumerate(_chunks(path, metadata)):
-        rows = out[i * block : (i + 1) * block]
-        rows[...] = _decode(chunk, column, block)[: len(rows)]
-    return out
+        rows = min(block, n - i * block)
+        parts.append(_read_chunk(chunk, column, block, rows, seals[i])[:rows])
+    return np.concatenate(parts)
 
 
 def _key(index: int, n_tail: int) -> str:
     return ".".join(["c", str(index), *["0"] * n_tail])
 
 
+def _raw(rows: np.ndarray) -> bytes:
+    return np.ascontiguousarray(rows).astype(rows.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _seal(rows: np.ndarray) -> int:
+    return int(google_crc32c.value(_raw(rows)))
+
+
 def _encode(column: Column, block: np.ndarray) -> bytes:
-    content = np.ascontiguousarray(block).astype(np.dtype(column.dtype).newbyteorder("<"), copy=False).tobytes()
+    content = _raw(block)
     if column.compressed:
         content = gzip.compress(content, 1, mtime=0)
     return content + google_crc32c.value(content).to_bytes(4, "little")
 
 
-def _decode(path: Path, column: Column, block: int) -> np.ndarray:
+def _read_chunk(path: Path, column: Column, block: int, rows: int, seal: int) -> np.ndarray:
+    """A chunk whose first rows have this seal."""
+    wanted = column.row_bytes * block
+    if wanted > MOST_BYTES:
+        raise DamagedError(path, f"a chunk of {wanted:,} bytes is larger than any of ours")
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, wanted + 2**16)  # gzip may make small chunks a little larger
     except OSError as error:
         raise DamagedError(path, f"chunk missing or unreadable ({error.strerror})") from None
-    content, seal = content[:-4], content[-4:]
-    if len(seal) < 4 or google_crc32c.value(content) != int.from_bytes(seal, "little"):
+    content, end = content[:-4], content[-4:]
+    if len(end) < 4 or google_crc32c.value(content) != int.from_bytes(end, "little"):
         raise DamagedError(path, "chunk does not match its checksum")
     if column.compressed:
-        content = gzip.decompress(content)
-    wanted = column.row_bytes * block
+        try:
+            content = zlib.decompressobj(wbits=31).decompress(content, wanted + 1)
+        except zlib.error as error:
+            raise DamagedError(path, f"chunk cannot be unpacked ({error})") from None
     if len(content) != wanted:
         raise DamagedError(path, f"chunk holds {len(content)} bytes in place of {wanted}")
-    values = np.frombuffer(content, np.dtype(column.dtype).newbyteorder("<"))
-    return values.reshape(block, *column.shape).astype(column.dtype)
+    values = np.frombuffer(content, np.dtype(column.dtype).newbyteorder("<")).reshape(block, *column.shape)
+    values = values.astype(column.dtype)
+    if _seal(values[:rows]) != seal:
+        raise DamagedError(path, "chunk of another run or of another time: its rows do not have the seal that they had")
+    return values
 
 
 def _dump(value: dict[str, Any]) -> bytes:
