@@ -130,7 +130,8 @@ def _is_random(module: nn.Module) -> bool:
         return module.p > 0
     if isinstance(module, nn.modules.instancenorm._InstanceNorm):
         return bool(module.track_running_stats)
-    dropout = getattr(module, "dropout", 0.0)  # attention and recurrent modules keep theirs as a number
+    # Attention and recurrent modules keep theirs as a number; asking diffusers' models for an attribute would warn.
+    dropout = vars(module).get("dropout", 0.0)
     return isinstance(module, (nn.modules.batchnorm._BatchNorm, nn.RReLU)) or (
         isinstance(dropout, float) and dropout > 0
     )

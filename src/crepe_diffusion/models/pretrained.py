@@ -1,0 +1,151 @@
+"""A checkpoint as a model: one network, how it is read as a denoiser, its own noise levels, and its pictures.
+
+D(y, sigma | c) = c_skip y + c_out F(c_in y, c_noise | c)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from crepe_diffusion.batches import rows_like
+from crepe_diffusion.errors import InputError
+from crepe_diffusion.models.base import Denoiser
+from crepe_diffusion.models.conditions import Condition, structure
+from crepe_diffusion.models.networks import as_tensor
+from crepe_diffusion.models.parametrisations import Parametrisation
+from crepe_diffusion.processes import Process
+from crepe_diffusion.schedules import Ladder
+
+__all__ = ["Pretrained"]
+
+Decode = Callable[[Tensor], Tensor]
+"""From states (rows, *event) to images (rows, channels, height, width) with values from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with its way of being called, `call(network, x, c_noise, condition)`. Equal ones share a batch."""
+
+    network: Any
+    call: Callable[[Any, Tensor, Tensor, Any], Tensor]
+    parametrisation: Parametrisation
+
+    def denoise(self, y: Tensor, sigma: Tensor, condition: Condition | None = None) -> Tensor:
+        # Coefficients in float64 where the device has it: a training step is found among a thousand close ones.
+        exact = sigma if sigma.device.type == "mps" else sigma.to(torch.float64)
+        c_in, c_skip, c_out, c_noise = self.parametrisation.coefficients(exact)
+        dtype = self.dtype or y.dtype
+        step = c_noise.to(torch.float32) if c_noise.dtype.is_floating_point and dtype != torch.float64 else c_noise
+        x = rows_like(c_in.to(y.dtype), y) * y
+        out = as_tensor(self.call(self.network, x.to(dtype), step, condition), "the network").to(y.dtype)
+        if out.shape != y.shape:
+            raise InputError(f"the network returned shape {tuple(out.shape)} for states {tuple(y.shape)}")
+        return rows_like(c_skip.to(y.dtype), y) * y + rows_like(c_out.to(y.dtype), y) * out
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The precision of its weights, None where it has none."""
+        first = self._first()
+        return None if first is None else first.dtype
+
+    @property
+    def device(self) -> torch.device:
+        first = self._first()
+        return torch.device("cpu") if first is None else first.device
+
+    def _first(self) -> Tensor | None:
+        return next(self.network.parameters(), None) if isinstance(self.network, nn.Module) else None
+
+
+class Pretrained(Denoiser):
+    """A denoiser made from a checkpoint by one of the `from_...` functions.
+
+    - `ladder(n_levels, substeps)`: a ladder on the checkpoint's own schedule;
+    - `given(condition)`: the same network with another condition, such as the empty prompt; both share one batch;
+    - `decode(x)`: states as images with values from 0 to 1, None where the checkpoint does not make images;
+    - `device`: where its weights are.
+
+    >>> from crepe_diffusion.models import from_velocity
+    >>> p = from_velocity(lambda x, t: x / (1 - 2 * t + 2 * t**2).unsqueeze(1) * (2 * t - 1).unsqueeze(1),
+    ...                   event_shape=(3,), noise_at=1.0)                         # N(0, 1) data
+    >>> p.predict(torch.ones(1, 3), torch.ones(1)).tolist()
+    [[0.5, 0.5, 0.5]]
+    >>> p.ladder(n_levels=3).n_levels
+    3
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        event_shape: Sequence[int],
+        condition: Any = None,
+        *,
+        encode: Callable[[Any], Condition | None] | None = None,
+        decode: Decode | None = None,
+        dtype: torch.dtype = torch.float32,
+        process: Process | None = None,
+    ):
+        self.shared, self.encode = network, encode or _as_it_is
+        encoded = self.encode(condition)
+        super().__init__(network.denoise, event_shape, condition=encoded, dtype=dtype, process=process)
+        self.decode = decode
+
+    @property
+    def network(self) -> Hashable:
+        return (self.shared, structure(self.condition))
+
+    @property
+    def device(self) -> torch.device:
+        return self.shared.device
+
+    def given(self, condition: Any) -> Pretrained:
+        """The same model under another condition."""
+        return Pretrained(
+            self.shared,
+            self.event_shape,
+            condition,
+            encode=self.encode,
+            decode=self.decode,
+            dtype=self.dtype,
+            process=self.process(),
+        )
+
+    def ladder(
+        self,
+        n_levels: int,
+        substeps: int = 1,
+        *,
+        sigma_min: float | None = None,
+        sigma_max: float | None = None,
+        finish: bool = True,
+    ) -> Ladder:
+        """Equal steps of the schedule that the network was trained on, between its least and its largest noise.
+
+        A schedule that ends without signal starts below that, at a noise of at most 200 unless `sigma_max` says
+        otherwise. With `finish`, draws are denoised from level 0 to no noise by one more step.
+        """
+        for name, value in (("n_levels", n_levels), ("substeps", substeps)):
+            if not isinstance(value, int) or value < (2 if name == "n_levels" else 1):
+                raise InputError(
+                    f"{name} must be an integer of at least {2 if name == 'n_levels' else 1}, got {value!r}"
+                )
+        low, high = self.shared.parametrisation.ends
+        low, high = (low if sigma_min is None else sigma_min), (high if sigma_max is None else sigma_max)
+        if not 0 < low < high:
+            raise InputError(f"a ladder needs 0 < sigma_min < sigma_max, got {low:g} and {high:g}")
+        times = self.shared.parametrisation.spaced(low, high, (n_levels - 1) * substeps + 1)
+        return Ladder(times, substeps, (0.0,) if finish else ())
+
+
+def _as_it_is(condition: Any) -> Condition | None:
+    """Conditions that are tensors already; a number becomes one."""
+    if isinstance(condition, (bool, int, float)):
+        return torch.tensor(condition)
+    if isinstance(condition, str):
+        raise InputError(f"this model has no text encoder, got the prompt {condition!r}: give tensors as its condition")
+    return condition
