@@ -10,8 +10,9 @@ from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, rows_like
 from crepe_diffusion.counts import Counts
+from crepe_diffusion.devices import is_home, real, resident
 from crepe_diffusion.errors import InputError, NonFiniteError, check_choice
-from crepe_diffusion.models.networks import Networks
+from crepe_diffusion.models.networks import Networks, common_device
 from crepe_diffusion.processes import Evaluation, Process
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
@@ -56,6 +57,8 @@ class Evaluator:
         self.target, self.ladder, self.process, self.proposal = target, ladder, process, proposal
         self.micro_batch, self.nonfinite = micro_batch, nonfinite
         self.coefficients = proposal.coefficients(target)
+        self.device = common_device(target.models)
+        self.real = real(self.device)
         self.counts = counts or Counts()
         process.check_times(ladder.times)
         process.check_event(torch.Size(target.models[0].event_shape))
@@ -72,36 +75,52 @@ class Evaluator:
         """Whether the proposal follows the gradient of every reward."""
         return not self.rewards.blind
 
-    def empty(self, n: int, device: torch.device | str = "cpu") -> Tensor:
-        """A batch of states to be filled."""
+    @property
+    def times(self) -> Tensor:
+        """The times of the ladder, on the model's device."""
+        return resident(self.ladder.times, self.device, self.real)
+
+    def empty(self, n: int) -> Tensor:
+        """A batch of states to be filled, on the model's device."""
         dtype = torch.long if self.process.is_discrete else self.target.models[0].dtype
-        return torch.zeros(n, *self.target.models[0].event_shape, dtype=dtype, device=device)
+        return torch.zeros(n, *self.target.models[0].event_shape, dtype=dtype, device=self.device)
 
     def noise(self, stream: Stream, n: int) -> Tensor:
         """Draws from the law of the noise end."""
         return self.process.noise(stream, self.empty(n), float(self.ladder.times[-1]), self.coefficients)
 
     def __call__(self, x: Tensor, t: Tensor, *, rewards: bool = True) -> Evaluation:
-        """One evaluation per row, at its own time; `rewards=False` skips rewards whose gradient is not needed."""
+        """One evaluation per row, at its own time; `rewards=False` skips rewards whose gradient is not needed.
+
+        Waits for the device once, to see whether all numbers are finite.
+        """
+        x, t = x.to(self.device), t.to(self.device, self.real)
         size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
-        evaluations = [self._chunk(x[i : i + size], t[i : i + size], rewards) for i in range(0, len(x), size)]
-        return evaluations[0] if len(evaluations) == 1 else Evaluation.cat(evaluations)
+        found = [self._chunk(x[i : i + size], t[i : i + size], rewards) for i in range(0, len(x), size)]
+        if len(found) == 1:
+            return self._mended(x, t, *found[0])
+        return self._mended(x, t, Evaluation.cat([seen for seen, _ in found]), torch.cat([bad for _, bad in found]))
 
     def known(self, x: Tensor, t: Tensor, seen: Evaluation, *, rewards: bool = True) -> Evaluation:
         """The evaluation at time t of points whose predictions hold at all times: their rewards, and no network row."""
         size = len(x) if self.micro_batch is None else self.micro_batch
         rows = torch.arange(len(x), device=x.device)
         values = [self._value(x[i], t[i], seen.rows(i), rewards) for i in rows.split(max(1, size))]
-        return Evaluation(seen.predictions, seen.drift, torch.cat(values) if values else seen.reward)
+        if not values:
+            return seen
+        value = torch.cat(values)
+        # A prediction that was not finite has been counted already.
+        bad = (value.isnan() | (value == torch.inf)) & seen.possible
+        value = value.clamp(min=IMPOSSIBLE).where(seen.possible, IMPOSSIBLE)
+        self._count_bad(t, bad)
+        return Evaluation(seen.predictions, seen.drift, value.where(~bad, IMPOSSIBLE))
 
     def _value(self, x: Tensor, t: Tensor, seen: Evaluation, rewards: bool) -> Tensor:
-        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        if not rewards or not self.rewards.blind:
+            return torch.zeros(len(x), dtype=self.real, device=x.device)
+        self.counts.rewards += len(x) * len(self.rewards.blind)
         with torch.no_grad():
-            if rewards and self.rewards.blind:
-                value = self.rewards.value(self.rewards.blind, x, t, seen.predictions)
-                self.counts.rewards += len(x) * len(self.rewards.blind)
-        # A prediction that was not finite has been counted already.
-        return self._check(x, t, seen.predictions, value.where(seen.possible, IMPOSSIBLE), None)[1]
+            return self.rewards.value(self.rewards.blind, x, t, seen.predictions)
 
     def _model_time(self, x: Tensor, t: Tensor) -> Tensor:
         """The time that the models get, inside of what the ladder covers."""
@@ -109,10 +128,14 @@ class Evaluator:
         first = min([float(self.ladder.times[0]), *self.ladder.finish])
         return t.clamp(first, float(self.ladder.times[-1]))
 
-    def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> Evaluation:
+    def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> tuple[Evaluation, Tensor]:
+        """The evaluation of some rows, and which of them have a number that is not finite."""
         terms, n = self.rewards, len(x)
+        lost = None
+        if self.process.is_discrete and not is_home(x):  # draws that were impossible: see Stream.categorical
+            lost, x = (x < 0).flatten(1).any(1), x.clamp(min=0)
         guidance = None
-        value = torch.zeros(n, dtype=torch.float64, device=x.device)
+        value = torch.zeros(n, dtype=self.real, device=x.device)
         with torch.set_grad_enabled(terms.through_networks):
             x_in = x.detach().requires_grad_() if terms.gradient else x
             predictions = self.networks.predict(x_in, self._model_time(x, t))
@@ -135,31 +158,41 @@ class Evaluator:
             if guidance is not None and self.proposal.clip is not None:
                 norm = t.to(guidance.dtype) * guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
-            predictions, value, guidance = self._check(x, t, predictions, value, guidance)
-            return Evaluation(predictions, self.process.drift(x, t, predictions, guidance, self.coefficients), value)
+            bad = self._not_finite(predictions, value, guidance)
+            bad = bad if lost is None else bad | lost
+            drift = self.process.drift(x, t, predictions, guidance, self.coefficients)
+            return Evaluation(predictions, drift, value.clamp(min=IMPOSSIBLE)), bad
 
-    def _check(
-        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None
-    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Rows that are not finite are counted by level, then raised, or made impossible and so rejected."""
-        suspects = [*predictions, *([] if guidance is None else [guidance])]
-        bad, value = value.isnan() | (value == torch.inf), value.clamp(min=IMPOSSIBLE)
-        for z in suspects:
+    def _not_finite(self, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None) -> Tensor:
+        """Which rows have a number that is not finite; minus infinity is a legal reward."""
+        bad = value.isnan() | (value == torch.inf)
+        for z in [*predictions, *([] if guidance is None else [guidance])]:
             # A row sum is finite unless an entry is not; log-probabilities of -inf are legal.
             total = z.flatten(1).sum(1) if not self.process.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
             bad = bad | ~total.isfinite()
+        return bad
+
+    def _mended(self, x: Tensor, t: Tensor, seen: Evaluation, bad: Tensor) -> Evaluation:
+        """Rows that are not finite are counted by level, then raised, or made impossible and so rejected."""
+        if not self._count_bad(t, bad):
+            return seen
+        predictions = tuple(p.where(~rows_like(bad, p), torch.zeros_like(p)) for p in seen.predictions)
+        drift = self.process.drift(x, t, predictions, None, self.coefficients)
+        drift = seen.drift.where(~rows_like(bad, drift), drift)
+        return Evaluation(predictions, drift, seen.reward.where(~bad, IMPOSSIBLE))
+
+    def _count_bad(self, t: Tensor, bad: Tensor) -> bool:
+        """Whether there are rows that are not finite; they are counted, and raised if that was asked for."""
         if not bad.any():
-            return predictions, value, guidance
-        levels = torch.searchsorted(self.ladder.levels.to(t), t[bad].contiguous()).clamp(max=self.ladder.n_levels - 1)
+            return False
+        t, n = t.cpu().to(torch.float64), len(bad)
+        t = t[bad.cpu()]
+        levels = torch.searchsorted(self.ladder.levels, t.contiguous()).clamp(max=self.ladder.n_levels - 1)
         self.counts.nonfinite.update(levels.tolist())
         if self.nonfinite == "raise":
-            first = float(t[bad][0])
             raise NonFiniteError(
-                f"{int(bad.sum())} of {len(x)} rows had a prediction or reward that is NaN or infinite,"
-                f" first at level {int(levels[0])} (t = {first:g});"
+                f"{len(t)} of {n} rows had a prediction or reward that is NaN or infinite,"
+                f" first at level {int(levels[0])} (t = {float(t[0]):g});"
                 ' look at the model and reward there, or pass nonfinite="reject" to reject and count them'
             )
-        repaired = tuple(p.where(~rows_like(bad, p), torch.zeros_like(p)) for p in predictions)
-        if guidance is not None:
-            guidance = guidance.where(~rows_like(bad, guidance), torch.zeros_like(guidance))
-        return repaired, value.where(~bad, IMPOSSIBLE), guidance
+        return True

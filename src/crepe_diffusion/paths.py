@@ -16,6 +16,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from crepe_diffusion.batches import rows_like
+from crepe_diffusion.devices import is_home
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.processes import Coefficients, Evaluation
 from crepe_diffusion.processes.discrete import InTurn, Uniform
@@ -38,8 +39,7 @@ class Path:
 
 def log_work(path: Path, coefficients: Coefficients) -> Float[Tensor, " rows"]:
     """The log-work of each path; the only place where these four terms meet."""
-    c = torch.tensor(coefficients.target, dtype=torch.float64, device=path.models.device)
-    return path.reward_s - path.reward_t + c @ path.models - path.proposal
+    return path.reward_s - path.reward_t + _weighted(coefficients, path.models) - path.proposal
 
 
 def log_target_ratio(
@@ -51,8 +51,14 @@ def log_target_ratio(
     t: Float[Tensor, " rows"],
 ) -> Float[Tensor, " rows"]:
     """`log pi_t(y) - log pi_t(x)` at one time, as exact as `Process.log_density_ratios`; evaluates nothing."""
-    c = torch.tensor(evaluate.coefficients.target, dtype=torch.float64, device=at_x.reward.device)
-    return c @ evaluate.process.log_density_ratios(x, y, at_x, at_y, t) + at_y.reward - at_x.reward
+    t = t.to(evaluate.device, evaluate.real)
+    ratios = evaluate.process.log_density_ratios(x, y, at_x, at_y, t)
+    return _weighted(evaluate.coefficients, ratios) + at_y.reward - at_x.reward
+
+
+def _weighted(coefficients: Coefficients, models: Tensor) -> Tensor:
+    """`sum_j c_j L_j`."""
+    return torch.tensor(coefficients.target, dtype=models.dtype, device=models.device) @ models
 
 
 def walk(
@@ -70,33 +76,40 @@ def walk(
 
     `index` counts times of the ladder. Costs `n_steps` evaluations per row, one batch per step; where positions change
     in turn, one per turn of a row, and one for a row that stays. A row whose path met a prediction that is not finite
-    gets a log-work of NaN, which every kernel rejects.
+    gets a log-work of NaN, which every kernel rejects. `index` and `direction` are on the CPU, all else on the model's
+    device, which is waited for once per evaluation (and once more where it must be seen which tokens change).
     """
-    times, coefficients, process = evaluate.ladder.times.to(x.device), evaluate.coefficients, evaluate.process
-    up, moving = direction > 0, direction != 0
+    coefficients, process = evaluate.coefficients, evaluate.process
     if isinstance(process, InTurn):
         end = index + n_steps * direction
-        s, t = times[torch.minimum(index, end)], times[torch.maximum(index, end)]
-        turns = process.turns(x, s, t, up, stream.at("turns"))
+        s, t = (evaluate.ladder.times[i] for i in (torch.minimum(index, end), torch.maximum(index, end)))
+        tokens, possible = _tokens_home(x, seen.possible)
+        turns = process.turns(tokens, s, t, direction > 0, stream.at("turns"))
         if turns is not None:
-            return _walk_in_turn(evaluate, process, x, seen, s, t, direction, turns, stream, end_rewards)
+            # A row that stays may have been drawn again; one without weight may owe that to a prediction.
+            fresh = (direction == 0) | ((turns.flatten(1).amax(1) == 0) & ~possible)
+            return _walk_in_turn(evaluate, process, x, seen, s, t, direction, turns, fresh, stream, end_rewards)
+    times, rises, moves = evaluate.times, direction > 0, direction != 0
+    index, direction = index.to(x.device), direction.to(x.device)
+    up, moving = direction > 0, direction != 0
     start_reward = seen.reward
-    models = torch.zeros(len(coefficients.target), len(x), dtype=torch.float64, device=x.device)
-    proposal = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    models = torch.zeros(len(coefficients.target), len(x), dtype=evaluate.real, device=x.device)
+    proposal = torch.zeros(len(x), dtype=evaluate.real, device=x.device)
     for k in range(n_steps):
         s, t = times[index + direction.clamp(max=0)], times[index + direction.clamp(min=0)]
         index = index + direction
         x_new = process.step(x, seen, s, t, up, stream.at(k), coefficients)
         last = k == n_steps - 1
         seen_new = evaluate(x_new, times[index], rewards=last and end_rewards)
-        step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, up, coefficients)
+        step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, rises, coefficients)
         at_once = process.positions_at_once(x) if isinstance(process, Uniform) else None
         if isinstance(process, Uniform) and at_once is not None:
             at_t = tuple(
                 q.where(rows_like(up, q), p) for p, q in zip(seen.predictions, seen_new.predictions, strict=True)
             )
             x_s, x_t = _ends(x, x_new, up)
-            step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moving, at_once, stream.at(k, "detour"))
+            branch = stream.at(k, "detour")
+            step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moves, at_once, branch)
         if not last:
             step_models = step_models.where(seen_new.possible, torch.nan)
         models = models + step_models.where(moving, 0.0)
@@ -112,6 +125,14 @@ def walk(
     )
 
 
+def _tokens_home(x: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and a boolean of each row on the CPU, in one transfer."""
+    if is_home(x):
+        return x, possible
+    both = torch.cat([x.flatten(1), possible[:, None].to(x.dtype)], 1).cpu()
+    return both[:, :-1].reshape(x.shape), both[:, -1].bool()
+
+
 def _walk_in_turn(
     evaluate: Evaluator,
     process: InTurn,
@@ -121,40 +142,42 @@ def _walk_in_turn(
     t: Tensor,
     direction: Tensor,
     turns: Tensor,
+    fresh: Tensor,
     stream: Stream,
     end_rewards: bool,
 ) -> Path:
     """A walk from one end of (s, t) to the other on which positions change in their turns.
 
     A conditional is read at the noisier end of its change, whichever way the row walks, so that the ratio does
-    not depend on the direction. Sub-steps in between would change neither the law of the path nor its ratio.
+    not depend on the direction. Sub-steps in between would change neither the law of the path nor its ratio. `fresh`
+    rows are evaluated even if nothing changes. Turns are on the CPU, where they decide which rows are evaluated.
     """
-    up, last, start, start_reward = direction > 0, turns.flatten(1).amax(1), x, seen.reward
-    # A row that stays may have been drawn again; one without weight may owe that to a prediction. Both are evaluated.
-    fresh = (direction == 0) | ((last == 0) & ~seen.possible)
+    last, start, start_reward, device = turns.flatten(1).amax(1), x, seen.reward, x.device
+    up, moving, end = direction.to(device) > 0, direction.to(device) != 0, last.to(device)
+    s, t = s.to(device, evaluate.real), t.to(device, evaluate.real)
     seen = Evaluation(tuple(p.clone() for p in seen.predictions), seen.drift.clone(), seen.reward.clone())
-    log_p = torch.zeros(len(seen.predictions) + 1, len(x), dtype=torch.float64, device=x.device)
+    log_p = torch.zeros(len(seen.predictions) + 1, len(x), dtype=evaluate.real, device=device)
     for turn in range(1, max(int(last.max()), int(fresh.any())) + 1):
-        positions, chosen = process.turn(turns, turn)
+        positions, chosen = (part.to(device) for part in process.turn(turns, turn))
         x_new = process.change(x, positions, chosen, process.at(seen.drift, positions), up, stream.at(turn))
         falling = process.log_conditionals(seen, x_new, positions, chosen)
-        rows = ((last >= turn) | (fresh & (turn == 1))).nonzero()[:, 0]
+        rows = ((last >= turn) | (fresh & (turn == 1))).nonzero()[:, 0].to(device)
         seen_new = evaluate(x_new[rows], t[rows], rewards=False)
         for old, new in zip(_parts(seen), _parts(seen_new), strict=True):
             old.index_copy_(0, rows, new)
         rising = process.log_conditionals(seen, x, positions, chosen)
         log_p = log_p + torch.where(up, rising, falling)
-        log_p[:-1] = log_p[:-1].where(seen.possible | (last <= turn), torch.nan)
+        log_p[:-1] = log_p[:-1].where(seen.possible | (end <= turn), torch.nan)
         x = x_new
     x_s, x_t = _ends(start, x, up)
-    log_p = (log_p + process.coin_ratio(x_s, x_t, s, t)).where(direction != 0, 0.0)
+    log_p = (log_p + process.coin_ratio(x_s, x_t, s, t)).where(moving, 0.0)
     seen = evaluate.known(x, torch.where(up, t, s), seen, rewards=end_rewards)
     return Path(
         x=x if x is not start else x.clone(),
         seen=seen,
         reward_s=torch.where(up, start_reward, seen.reward),
         reward_t=torch.where(up, seen.reward, start_reward),
-        models=process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(direction != 0, 0.0),
+        models=process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(moving, 0.0),
         proposal=log_p[-1],
     )
 
@@ -181,21 +204,21 @@ def _detour(
 
     At time t positions change in random order, then time falls at x_s. The order has the same law both ways.
     """
-    rank = stream.order(((x_s != x_t) & rows_like(moving, x_t)).flatten(1)).reshape(x_t.shape)
+    rank = stream.order((x_s != x_t).flatten(1).cpu() & moving[:, None]).reshape(x_t.shape)
     turns = (rank + at_once - 1).div(at_once, rounding_mode="floor")
     last, x, predictions = turns.flatten(1).amax(1), x_t, tuple(p.clone() for p in at_t)
-    models = torch.zeros(len(at_t), len(x), dtype=torch.float64, device=x.device)
+    models, turns = torch.zeros(len(at_t), len(x), dtype=evaluate.real, device=x.device), turns.to(x.device)
     for turn in range(1, int(last.max()) + 1):
         y = torch.where(turns == turn, x_s, x)
         models = models + torch.stack([process.log_jump(x, y, p, t) for p in predictions])
-        rows = (last > turn).nonzero()[:, 0]
+        rows = (last > turn).nonzero()[:, 0].to(x.device)
         if len(rows):
             seen = evaluate(y[rows], t[rows], rewards=False)
             models[:, rows] = models[:, rows].where(seen.possible, torch.nan)
             for old, new in zip(predictions, seen.predictions, strict=True):
                 old.index_copy_(0, rows, new)
         x = y
-    rows = moving.nonzero()[:, 0]
+    rows = moving.nonzero()[:, 0].to(x.device)
     for time, weight in process.quadrature(s[rows], t[rows]) if len(rows) else ():
         seen = evaluate(x_s[rows], time, rewards=False)
         slopes = torch.stack([process.time_slope(x_s[rows], p, time) for p in seen.predictions])
@@ -215,16 +238,19 @@ def denoise(
     Costs one evaluation per row; where positions change in turn, one per turn of a row.
     """
     process = evaluate.process
-    down = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    to, since = (torch.full((len(x),), time, dtype=torch.float64, device=x.device) for time in (s, t))
-    turns = process.turns(x, to, since, down, stream.at("turns")) if isinstance(process, InTurn) else None
+    n, device, turns = len(x), x.device, None
+    if isinstance(process, InTurn):
+        low, high = (torch.full((n,), time, dtype=torch.float64) for time in (s, t))
+        turns = process.turns(x.cpu(), low, high, torch.zeros(n, dtype=torch.bool), stream.at("turns"))
+    down = torch.zeros(n, dtype=torch.bool, device=device)
+    to, since = (torch.full((n,), time, dtype=evaluate.real, device=device) for time in (s, t))
     if not isinstance(process, InTurn) or turns is None:
         seen = evaluate(x, since, rewards=False)
         return process.step(x, seen, to, since, down, stream, evaluate.coefficients)
     last = turns.flatten(1).amax(1)
     for turn in range(1, int(last.max()) + 1):
-        positions, chosen = process.turn(turns, turn)
-        rows = (last >= turn).nonzero()[:, 0]
+        positions, chosen = (part.to(device) for part in process.turn(turns, turn))
+        rows = (last >= turn).nonzero()[:, 0].to(device)
         drift = process.at(evaluate(x[rows], since[rows], rewards=False).drift, positions[rows])
         log_q = torch.zeros(len(x), *drift.shape[1:], dtype=drift.dtype, device=x.device).index_copy_(0, rows, drift)
         x = process.change(x, positions, chosen, log_q, down, stream.at(turn))

@@ -4,7 +4,8 @@
 
 A stream holds no position. Each row of a draw owns a fixed range of the counter of one Philox generator,
 so a draw does not depend on micro-batches, on how rows are split between processes, or on what was drawn
-before; and a run resumes from its iteration number alone.
+before; and a run resumes from its iteration number alone. The words are the same on every device; logarithms, sines
+and cosines of float32 may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crepe_diffusion.devices import is_home, real, resident
 from crepe_diffusion.errors import InputError, NonFiniteError
 
 __all__ = ["Stream"]
@@ -48,8 +50,11 @@ class Stream:
         return Stream(self.seed, self.path + tuple(n if isinstance(n, str) else index(n) for n in names))
 
     def uniform(self, shape: tuple[int, ...], *, first_row: int = 0, device: torch.device | str = "cpu") -> Tensor:
-        """Independent uniforms in the open interval (0, 1), float64; the first axis counts rows."""
-        return _open_unit(self._words(shape, first_row)).to(device)
+        """Independent uniforms in the open interval (0, 1); the first axis counts rows.
+
+        float64, or float32 on a device that has no other; 52 or 23 bits.
+        """
+        return _open_unit(self._words(shape, first_row, torch.device(device)))
 
     def normal(
         self,
@@ -63,13 +68,12 @@ class Stream:
 
         float32 takes two values out of each 64-bit word, float64 one.
         """
-        n_rows, n_values = shape[0], math.prod(shape[1:])
+        n_rows, n_values, device = shape[0], math.prod(shape[1:]), torch.device(device)
         half = (n_values + 1) // 2
         if dtype == torch.float64:
-            u = _open_unit(self._words((n_rows, 2 * half), first_row)).view(n_rows, 2, half)
+            u = _open_unit(self._words((n_rows, 2 * half), first_row, device)).view(n_rows, 2, half)
         else:
-            words = self._words((n_rows, half), first_row)
-            u = torch.from_numpy(words.view(np.int32)).to(torch.float32)
+            u = self._words((n_rows, half), first_row, device).view(torch.int32).to(torch.float32)
             # 32 signed bits to (0, 1): the clamp keeps log(0) out after rounding to 24 bits.
             u = u.mul_(2.0**-32).add_(0.5).clamp_(2.0**-33, 1 - 2.0**-24).view(n_rows, 2, half)
         radius = u[:, 0].log().mul_(-2.0).sqrt_()
@@ -77,7 +81,7 @@ class Stream:
         z = torch.empty_like(u)
         torch.cos(angle, out=z[:, 0]).mul_(radius)
         torch.sin(angle, out=z[:, 1]).mul_(radius)
-        return z.view(n_rows, 2 * half)[:, :n_values].reshape(shape).to(device=device, dtype=dtype)
+        return z.view(n_rows, 2 * half)[:, :n_values].reshape(shape).to(dtype)
 
     def bernoulli(self, log_p: Tensor) -> Tensor:
         """True with probability min(1, exp(log_p)), independently; the first axis counts rows."""
@@ -91,28 +95,74 @@ class Stream:
         return torch.where(chosen, rank, 0)
 
     def categorical(self, log_p: Tensor) -> Tensor:
-        """Indices along the last axis, drawn from (unnormalised) log-probabilities in float64."""
-        p = torch.softmax(log_p.to(torch.float64), dim=-1)
-        if p.isnan().any():
-            bad = int(p.isnan().any(-1).sum())
-            raise NonFiniteError(f"{bad} of {p[..., 0].numel()} draws have no category of positive probability")
+        """Indices along the last axis, drawn from (unnormalised) log-probabilities in float64 (see `devices.real`).
+
+        A draw without a category of positive probability is an error. On a device, where looking for one would wait, it
+        is -1, and the evaluation of such a state is the error.
+        """
+        p = torch.softmax(log_p.to(real(log_p.device)), dim=-1)
+        impossible = p[..., 0].isnan()
+        if is_home(p) and impossible.any():
+            raise NonFiniteError(
+                f"{int(impossible.sum())} of {impossible.numel()} draws have no category of positive probability"
+            )
         u = self.uniform(tuple(log_p.shape[:-1]), device=log_p.device)
         cumulative = p.cumsum(-1)
         # Inverting the cumulative sum: `right` never lands on a category of probability zero.
         drawn = torch.searchsorted(cumulative, u[..., None] * cumulative[..., -1:], right=True)[..., 0]
-        return drawn.clamp_(max=log_p.shape[-1] - 1)
+        drawn = drawn.clamp_(max=log_p.shape[-1] - 1)
+        return drawn if is_home(p) else drawn.where(~impossible, -1)
 
-    def _words(self, shape: tuple[int, ...], first_row: int) -> np.ndarray:
-        """Row r owns the counter blocks [r * blocks, (r + 1) * blocks) of this branch's generator."""
+    def _words(self, shape: tuple[int, ...], first_row: int, device: torch.device) -> Tensor:
+        """Row r owns the counter blocks [r * blocks, (r + 1) * blocks) of this branch's generator; as int64."""
         n_rows, n_words = shape[0], math.prod(shape[1:])
         blocks = -(-n_words // 4)  # Philox gives four words per tick of its counter
         digest = hashlib.blake2b(repr((int(self.seed), self.path)).encode(), digest_size=16).digest()
         key = np.frombuffer(digest, dtype=np.uint64)
-        generator = np.random.Philox(key=key, counter=first_row * blocks)
-        words = np.asarray(generator.random_raw(n_rows * blocks * 4), dtype=np.uint64)
-        return np.ascontiguousarray(words.reshape(n_rows, blocks * 4)[:, :n_words]).reshape(shape)
+        if device.type == "cpu":
+            generator = np.random.Philox(key=key, counter=first_row * blocks)
+            words = torch.from_numpy(generator.random_raw(n_rows * blocks * 4).view(np.int64))
+        else:
+            first = first_row * blocks + 1  # NumPy's generator ticks before it gives its first block
+            counter = torch.arange(first, first + n_rows * blocks, device=device)
+            words = _philox(counter, (int(key[0]), int(key[1])))
+        return words.view(n_rows, blocks * 4)[:, :n_words].contiguous().view(shape)
 
 
-def _open_unit(words: np.ndarray) -> Tensor:
-    """64-bit words to float64 in (0, 1): 52 bits and half a unit, so neither end is reached, nor rounded to."""
-    return torch.from_numpy(((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52)
+def _open_unit(words: Tensor) -> Tensor:
+    """64-bit words to (0, 1): 52 bits (23 of float32) and half a unit, so neither end is reached, nor rounded to."""
+    dtype = real(words.device)
+    bits = 52 if dtype == torch.float64 else 23
+    return ((words >> (64 - bits)) & (2**bits - 1)).to(dtype).add_(0.5).mul_(2.0**-bits)
+
+
+def _signed(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+LOW = 2**32 - 1
+MULTIPLIERS = torch.tensor([[_signed(0xD2E7470EE14C6C93)], [_signed(0xCA5A826395121157)]])
+WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+
+
+def _philox(counter: Tensor, key: tuple[int, int]) -> Tensor:
+    """Philox4x64 of ten rounds (Salmon et al. 2011), (n, 4) words for n counters below 2^63, as NumPy computes it.
+
+    In integer operations that every device has, so the words are the same everywhere. A counter is c_0..c_3; `even`
+    holds c_0 and c_2, which are multiplied, and `odd` the others.
+    """
+    keys = torch.tensor([[_signed((k + i * w) % 2**64) for k, w in zip(key, WEYL, strict=True)] for i in range(10)])
+    keys, even = keys[:, :, None].to(counter.device), torch.stack([counter, torch.zeros_like(counter)])
+    odd = torch.zeros_like(even)
+    for i in range(10):
+        high, low = _product(even, resident(MULTIPLIERS, counter.device))
+        even, odd = high.flip(0) ^ odd ^ keys[i], low.flip(0)
+    return torch.stack([even[0], odd[0], even[1], odd[1]], 1)
+
+
+def _product(a: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low 64 bits of the unsigned 128-bit product; shifts of int64 keep the sign, so they are masked."""
+    a_high, a_low, m_high, m_low = (a >> 32) & LOW, a & LOW, (m >> 32) & LOW, m & LOW
+    middle = a_high * m_low + ((a_low * m_low >> 32) & LOW)
+    rest = a_low * m_high + (middle & LOW)
+    return a_high * m_high + ((middle >> 32) & LOW) + ((rest >> 32) & LOW), a * m

@@ -105,8 +105,8 @@ class RewardSum:
         """Whether the networks must be differentiated."""
 
     def value(self, rewards: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
-        """`sum_i scale_i gamma_i r_i` of some of the rewards, in float64."""
-        total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        """`sum_i scale_i gamma_i r_i` of some of the rewards, in the dtype of t."""
+        total = torch.zeros(len(x), dtype=t.dtype, device=x.device)
         for reward in rewards:
             total = total + self._annealed(reward, self._shown(reward, x, t, predictions), t)
         return total
@@ -126,7 +126,7 @@ class RewardSum:
 
     def jacobian_free(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Of the rewards with `guidance="jacobian-free"`: the networks' Jacobian is replaced by its mean."""
-        value = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        value = torch.zeros(len(x), dtype=t.dtype, device=x.device)
         guidance = torch.zeros_like(x)
         for reward in self.free:
             with torch.enable_grad():
@@ -157,7 +157,7 @@ class RewardSum:
             if not _depends(r, shown):
                 raise _not_differentiable(reward)
             self.differentiable.add(reward.name)
-        weight, r = reward.weight(t, self.ladder), r.to(torch.float64)
+        weight, r = reward.weight(t, self.ladder), r.to(t.dtype)
         # A constraint that is annealed away does not bind: 0 times minus infinity is 0 here.
         return (weight * r).where((weight != 0) | r.isfinite(), 0.0)
 

@@ -18,6 +18,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from crepe_diffusion.devices import resident
 from crepe_diffusion.errors import InputError
 
 __all__ = ["Annealing", "Constant", "Ladder", "Linear", "Power", "anneal", "interpolate", "ladder"]
@@ -39,7 +40,8 @@ class Ladder:
     origin: Tensor | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        times = torch.as_tensor(self.times, dtype=torch.float64)
+        given = self.times
+        times = given.cpu().to(torch.float64) if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.float64)
         object.__setattr__(self, "times", times)
         _integer("substeps", self.substeps, "a positive integer", 1)
         if times.ndim != 1 or len(times) < 2:
@@ -95,7 +97,7 @@ class Ladder:
 
 def interpolate(t: Tensor, grid: Tensor) -> Tensor:
     """Fractional index of t in an increasing grid, linear between entries, clamped at the ends."""
-    grid = grid.to(t)
+    grid = resident(grid, t.device, t.dtype)
     high = torch.searchsorted(grid, t.contiguous()).clamp(1, len(grid) - 1)
     low_t, high_t = grid[high - 1], grid[high]
     return (high - 1) + ((t - low_t) / (high_t - low_t)).clamp(0, 1)

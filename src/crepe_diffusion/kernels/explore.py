@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import rows_like
+from crepe_diffusion.devices import home
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
@@ -106,7 +107,7 @@ class Langevin:
         # Below level 0 the ladder is continued by its own last gap.
         below = torch.cat([(2 * times[:1] - times[1:2]).clamp(min=0.0), times])[level * evaluate.ladder.substeps]
         t = times[level * evaluate.ladder.substeps]
-        h = (self.scale * t * (t - below)).to(state.x.dtype)
+        h = (self.scale * t * (t - below)).to(state.x.dtype).to(state.x.device)
         noise = process.project(stream.normal(tuple(state.x.shape), dtype=state.x.dtype, device=state.x.device))
         drift = process.project(state.seen.drift)
         x = state.x + rows_like(h, drift) * drift + rows_like((2 * h).sqrt(), noise) * noise
@@ -137,7 +138,8 @@ class Bounce:
         up = walk(evaluate, state.x, state.seen, index, rises, self.n_steps, stream.at("up"), end_rewards=False)
         down = walk(evaluate, up.x, up.seen, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down"))
         log_alpha = log_work(down, evaluate.coefficients) - log_work(up, evaluate.coefficients)
-        log_alpha = log_alpha.where(state.seen.possible, torch.inf)  # nothing to balance where the target has no weight
+        log_alpha, possible = home(log_alpha, state.seen.possible)
+        log_alpha = log_alpha.where(possible, torch.inf)  # nothing to balance where the target has no weight
         accepted = self.accept(log_alpha.where(rises > 0, -torch.inf), stream.at("accept"))
         x, seen = state.take(accepted, down.x, down.seen)
         return State(x, seen, state.level), accepted
@@ -170,7 +172,7 @@ class SingleToken:
             seen = evaluate(y, t)
             log_alpha = log_target_ratio(evaluate, state.x, y, state.seen, seen, t)
             log_alpha = log_alpha - process.local_log_q(state.x, y, state.seen, seen)
-            accepted = self.accept(log_alpha, branch.at("accept"))
+            accepted = self.accept(home(log_alpha)[0], branch.at("accept"))
             moved = moved | accepted
             x, seen = state.take(accepted, y, seen)
             state = State(x, seen, state.level)

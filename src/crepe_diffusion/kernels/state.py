@@ -17,7 +17,8 @@ __all__ = ["State"]
 class State:
     """All replicas of all chains; rows run over chains, then replicas.
 
-    `x` is (chains * replicas, *event) with the `seen` that belongs to it, `level` is (chains, replicas).
+    `x` is (chains * replicas, *event) with the `seen` that belongs to it, `level` is (chains, replicas). States are
+    on the model's device, levels on the CPU.
     """
 
     x: Shaped[Tensor, "rows *event"]
@@ -38,7 +39,7 @@ class State:
 
     def row_at(self, level: int) -> Tensor:
         """The row that stands at this level, one per chain."""
-        first = torch.arange(self.n_chains, device=self.level.device) * self.n_levels
+        first = torch.arange(self.n_chains) * self.n_levels
         return first + self.replica_at()[:, level]
 
     def by_level(self, values: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class State:
 
         The new tensors are overwritten: a proposal is used nowhere else, and only rejected rows are copied.
         """
-        kept = (~chosen).nonzero()[:, 0]
+        kept = (~chosen.cpu()).nonzero()[:, 0].to(x.device)
         news = (x, *seen.predictions, seen.drift, seen.reward)
         for new, old in zip(news, (self.x, *self.seen.predictions, self.seen.drift, self.seen.reward), strict=True):
             new.index_copy_(0, kept, old.index_select(0, kept))

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from crepe_diffusion.devices import home
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.paths import log_work, walk
@@ -65,9 +66,10 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
     x = _refresh(state, evaluate, rows, stream.at("noise"))
     path = walk(evaluate, x, state.seen, state.level.flatten() * k, rows, k, stream.at("walk"))
 
-    work = state.by_level(log_work(path, evaluate.coefficients).where(rows != 0, torch.nan))
-    active = (torch.arange(1, levels, device=work.device) - n) % 2 == 0
-    before, after = state.by_level(state.seen.possible), state.by_level(path.seen.possible)
+    work, before, possible = home(log_work(path, evaluate.coefficients), state.seen.possible, path.seen.possible)
+    work = state.by_level(work.where(rows != 0, torch.nan))
+    active = (torch.arange(1, levels) - n) % 2 == 0
+    before, after = state.by_level(before), state.by_level(possible)
     log_alpha = _leave(work[:, 1:] - work[:, :-1], before, after)
     accepted = accept(log_alpha, stream.at("accept")) & active
 
@@ -75,7 +77,7 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
     lower = torch.cat([accepted, torch.zeros_like(accepted[:, :1])], dim=1)
     upper = torch.cat([torch.zeros_like(accepted[:, :1]), accepted], dim=1)
     moved = state.to_rows(lower | upper)
-    idle = (rows == 0) & path.seen.possible  # the noise end is not redrawn outside the support
+    idle = (rows == 0) & possible  # the noise end is not redrawn outside the support
     x, seen = state.take(moved | idle, path.x, path.seen)
     level = state.level + torch.where(moved.reshape(state.level.shape), direction, 0)
     return State(x, seen, level), Swaps(work.where(before, -torch.inf), accepted, active)
@@ -95,6 +97,5 @@ def _refresh(state: State, evaluate: Evaluator, direction: Tensor, stream: Strea
     idle_top = (direction == 0) & (state.level.flatten() == state.n_levels - 1)
     if not idle_top.any():
         return state.x
-    x = state.x.clone()
-    x[idle_top] = evaluate.noise(stream, int(idle_top.sum()))
-    return x
+    idle = idle_top.nonzero()[:, 0].to(state.x.device)
+    return state.x.index_copy(0, idle, evaluate.noise(stream, len(idle)))

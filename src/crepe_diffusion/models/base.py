@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from crepe_diffusion.devices import resident
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.models.conditions import Condition, check_condition, map_leaves, structure
-from crepe_diffusion.models.networks import as_tensor, identity
+from crepe_diffusion.models.networks import as_tensor, device_of, identity
 from crepe_diffusion.processes import Gaussian, Masked, Process, Uniform
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ class Model(ABC):
       Gaussian model returns `E[x_0 | x_t]` in the variance-exploding coordinate (`x_t = x_0 + t * noise`), with the
       shape, dtype and device of x; a discrete model returns `log P(x_0^i = v | x_t)`, shape (*x.shape, V). A row of the
       result depends on the same row of x and t, and on nothing else; repeated calls give equal results;
-    - `process()`: the noising process that it was trained on.
+    - `process()`: the noising process that it was trained on;
+    - `device`, where its states live; by default where the parameters of its network are.
 
     If several models share one network, `network`, `predict_together` and `rows_together` make it one call; a function
     that gets its condition as an argument needs only `Denoiser` or `TokenModel`.
@@ -56,6 +58,11 @@ class Model(ABC):
     dtype: torch.dtype
     network_rows: int = 1
     """How many rows of its network one state costs."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its states live: the device of its network's parameters, or the CPU if it has none."""
+        return device_of(self)
 
     @abstractmethod
     def predict(self, x: Tensor, t: Tensor) -> Tensor:
@@ -104,6 +111,7 @@ class _Wrapped(Model):
         condition: Condition | None,
         network: object,
         dtype: torch.dtype,
+        device: torch.device | str | None,
     ):
         if not callable(function):
             raise InputError(f"a model wraps a function of (x, t), got {function!r}")
@@ -120,7 +128,12 @@ class _Wrapped(Model):
         self.event_shape = checked_event(event_shape)
         self.condition = condition
         self.dtype = dtype
+        self._device = None if device is None else torch.device(device)
         self._network = function if network is None else network
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.function) if self._device is None else self._device
 
     @property
     def network(self) -> Hashable:
@@ -136,7 +149,7 @@ class _Wrapped(Model):
         n = len(models)
         conditions: list[Condition] = [m.condition for m in models]  # type: ignore[attr-defined]
         batch = map_leaves(
-            lambda *leaves: torch.cat([c.to(x.device).expand(len(x), *c.shape) for c in leaves]), *conditions
+            lambda *leaves: torch.cat([resident(c, x.device).expand(len(x), *c.shape) for c in leaves]), *conditions
         )
         out = self.function(x.repeat(n, *[1] * (x.ndim - 1)), t.repeat(n), batch)
         return list(as_tensor(out, "the function of a model").chunk(n))
@@ -169,6 +182,8 @@ class Denoiser(_Wrapped):
     with the same code and contents. For everything else, give both models the same object as `network`: their functions
     must then compute the same from (y, sigma, condition).
 
+    States live where the parameters of the network are; `device` says so for a function that has none.
+
     >>> model = Denoiser(lambda y, sigma: y / (1 + sigma[:, None] ** 2), event_shape=(3,))   # N(0, 1) data
     >>> model.predict(torch.ones(1, 3), torch.ones(1)).tolist()
     [[0.5, 0.5, 0.5]]
@@ -182,9 +197,10 @@ class Denoiser(_Wrapped):
         condition: Condition | None = None,
         network: object = None,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
         process: Process | None = None,
     ):
-        super().__init__(function, event_shape, condition, network, dtype)
+        super().__init__(function, event_shape, condition, network, dtype, device)
         self._process = process or Gaussian()
 
     def process(self) -> Process:
@@ -201,8 +217,8 @@ class TokenModel(_Wrapped):
     """A discrete diffusion given by `log P(x_0^i = v | x_t)`, as `f(tokens, t)` or `f(tokens, t, condition)`.
 
     `kind` is the noising process, `"masked"` or `"uniform"`; the mask is token `mask_id`, by default `vocab_size`, and
-    predictions of a mask below `vocab_size` are minus infinity; `prompt` freezes positions; `condition` and `network`
-    are those of `Denoiser`.
+    predictions of a mask below `vocab_size` are minus infinity; `prompt` freezes positions; `condition`, `network` and
+    `device` are those of `Denoiser`.
 
     >>> model = TokenModel(lambda x, t: torch.zeros(*x.shape, 4).log_softmax(-1), event_shape=(2,), vocab_size=4)
     >>> model.predict(torch.tensor([[4, 4]]), torch.ones(1)).exp()[0, 0].tolist()
@@ -221,9 +237,10 @@ class TokenModel(_Wrapped):
         condition: Condition | None = None,
         network: object = None,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
     ):
         check_choice("kind", kind, ("masked", "uniform"))
-        super().__init__(function, event_shape, condition, network, dtype)
+        super().__init__(function, event_shape, condition, network, dtype, device)
         check_prompt(prompt, self.event_shape)
         if kind == "uniform" and mask_id is not None:
             raise InputError(f"the uniform process has no mask, got mask_id {mask_id!r}")

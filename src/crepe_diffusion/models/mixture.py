@@ -22,6 +22,8 @@ __all__ = ["GaussianMixture"]
 class GaussianMixture(Model):
     """Weights `(k,)`, means `(k, *event)`, and `stds` (k,) or (k, *event) or full `covariances` (k, n, n).
 
+    It lives on the device of `means`.
+
     >>> p = GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
     >>> round(p.predict(torch.tensor([[2.9]], dtype=torch.float64), torch.tensor([0.1])).item(), 3)
     2.906
@@ -37,8 +39,8 @@ class GaussianMixture(Model):
         dtype: torch.dtype = torch.float64,
         process: Process | None = None,
     ):
-        w = torch.as_tensor(weights, dtype=dtype)
         mu = torch.as_tensor(means, dtype=dtype)
+        w = torch.as_tensor(weights, dtype=dtype, device=mu.device)
         if w.ndim != 1 or (w <= 0).any():
             raise InputError(f"weights must be positive numbers, got {w.tolist()}")
         if mu.ndim < 2 or len(mu) != len(w):
@@ -52,18 +54,22 @@ class GaussianMixture(Model):
         self.means = mu.flatten(1)
         n = self.means.shape[1]
         if covariances is not None:
-            c = torch.as_tensor(covariances, dtype=dtype)
+            c = torch.as_tensor(covariances, dtype=dtype, device=mu.device)
             if c.shape != (len(w), n, n):
                 raise InputError(f"covariances must have shape {(len(w), n, n)}, got {tuple(c.shape)}")
             eigenvalues, self.axes = torch.linalg.eigh(c)
         else:
-            sd = torch.as_tensor(stds, dtype=dtype)
+            sd = torch.as_tensor(stds, dtype=dtype, device=mu.device)
             eigenvalues = (sd[:, None].expand(len(w), n) if sd.ndim == 1 else sd.flatten(1)) ** 2
             self.axes = None
         if eigenvalues.shape != (len(w), n) or (eigenvalues <= 0).any():
             raise InputError("scales must be positive, one per component or one per component and coordinate")
         self.eigenvalues = eigenvalues
         self._process = process or Gaussian()
+
+    @property
+    def device(self) -> torch.device:
+        return self.means.device
 
     def process(self) -> Process:
         return self._process
@@ -87,18 +93,18 @@ class GaussianMixture(Model):
 
     def log_prob(self, x: Tensor, t: Tensor | float = 0.0) -> Tensor:
         """log p_t(x), exactly."""
-        t = torch.as_tensor(t, dtype=self.dtype).expand(len(x))
+        t = torch.as_tensor(t, dtype=self.dtype, device=x.device).expand(len(x))
         return self._components(x, t)[2].logsumexp(1)
 
     def responsibilities(self, x: Tensor, t: float = 0.0) -> Tensor:
         """The posterior probability of each component, (rows, components)."""
-        return torch.softmax(self._components(x, torch.full((len(x),), t, dtype=self.dtype))[2], dim=1)
+        return torch.softmax(self._components(x, torch.full((len(x),), t, dtype=self.dtype, device=x.device))[2], dim=1)
 
     def sample(self, n: int, stream: Stream, t: float = 0.0) -> Tensor:
         """Exact draws from p_t."""
         k = stream.at("component").categorical(self.weights.log().expand(n, -1))
         scale = (self.eigenvalues[k] + t * t).sqrt()
-        offset = stream.at("offset").normal((n, self.means.shape[1]), dtype=self.dtype) * scale
+        offset = stream.at("offset").normal((n, self.means.shape[1]), dtype=self.dtype, device=self.device) * scale
         if self.axes is not None:
             offset = torch.einsum("rj,rij->ri", offset, self.axes[k])
         return (self.means[k] + offset).reshape(n, *self.event_shape)

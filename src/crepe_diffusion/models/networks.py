@@ -23,7 +23,7 @@ from crepe_diffusion.errors import InputError
 if TYPE_CHECKING:
     from crepe_diffusion.models.base import Model
 
-__all__ = ["Networks", "as_tensor", "identity"]
+__all__ = ["Networks", "as_tensor", "common_device", "device_of", "identity"]
 
 
 def identity(value: object) -> Hashable:
@@ -147,6 +147,26 @@ def check_evaluation_mode(model: object) -> None:
             )
 
 
+def device_of(model: object) -> torch.device:
+    """Where the parameters of the networks are that a model reaches; buffers if there are none, else the CPU."""
+    modules = [module for _, module in _modules(model)]
+    found = {p.device for m in modules for p in m.parameters(recurse=False)}
+    found = found or {b.device for m in modules for b in m.buffers(recurse=False)}
+    if len(found) > 1:
+        raise InputError(
+            f"the network has parameters on {sorted(map(str, found))}: give the model device=, the one of its states"
+        )
+    return next(iter(found), torch.device("cpu"))
+
+
+def common_device(models: Sequence[Model]) -> torch.device:
+    """The device of all models of a target."""
+    devices = [model.device for model in models]
+    if len(set(devices)) > 1:
+        raise InputError(f"models of one target must be on one device, got {[str(d) for d in devices]}")
+    return devices[0]
+
+
 def as_tensor(out: object, what: str) -> Tensor:
     """The output of a model, which must be a tensor; the error names what it is instead and what to take of it."""
     if isinstance(out, Tensor):
@@ -175,6 +195,11 @@ class Networks:
         groups: dict[Hashable, list[int]] = {}
         for j, model in enumerate(self.models):
             check_evaluation_mode(model)
+            if model.dtype not in (torch.float32, torch.float64):
+                raise InputError(
+                    f"model {j} has states of {model.dtype}, too coarse for log-ratios: float32 or float64 are right;"
+                    " its network may answer in half precision"
+                )
             groups.setdefault(model.network, []).append(j)
         self.groups = tuple((members, [self.models[j] for j in members]) for members in groups.values())
         self.rows = sum(models[0].rows_together(models) for _, models in self.groups)
@@ -193,6 +218,8 @@ class Networks:
         prediction = as_tensor(prediction, f"model {j}")
         if prediction.device != x.device:
             raise InputError(f"model {j} returned a tensor on {prediction.device} for states on {x.device}")
+        if prediction.dtype in (torch.float16, torch.bfloat16):  # a network under autocast
+            prediction = prediction.to(torch.float32 if self.is_discrete else x.dtype)
         if not self.is_discrete:
             if prediction.dtype != x.dtype:
                 raise InputError(f"model {j} returned {prediction.dtype} for a state of {x.dtype}; both must be equal")

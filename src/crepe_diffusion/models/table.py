@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from crepe_diffusion.devices import real
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.models.base import Model, check_prompt
 from crepe_diffusion.processes import Masked, Process, Uniform
@@ -19,7 +20,7 @@ __all__ = ["TokenTable"]
 
 
 class TokenTable(Model):
-    """Probabilities of shape `(V,) * length`, for the masked or the uniform process.
+    """Probabilities of shape `(V,) * length`, for the masked or the uniform process; it lives on their device.
 
     >>> model = TokenTable(torch.tensor([[0.4, 0.1], [0.2, 0.3]]), kind="masked")
     >>> model.predict(torch.tensor([[0, 2]]), torch.tensor([0.5]))[0, 1].exp().tolist()   # P(second | first = 0)
@@ -28,17 +29,22 @@ class TokenTable(Model):
 
     def __init__(self, probabilities: Tensor, kind: str = "masked", *, prompt: Tensor | None = None):
         check_choice("kind", kind, ("masked", "uniform"))
-        p = torch.as_tensor(probabilities, dtype=torch.float64)
+        p = torch.as_tensor(probabilities, dtype=None if isinstance(probabilities, Tensor) else torch.float64)
+        p = p.to(real(p.device))
         if p.ndim < 1 or len(set(p.shape)) != 1 or (p < 0).any() or not p.sum() > 0:
             raise InputError(f"a table needs shape (V, ..., V) and non-negative entries, got shape {tuple(p.shape)}")
         self.vocab_size, self.length = p.shape[0], p.ndim
-        self.event_shape, self.dtype = (self.length,), torch.float64
+        self.event_shape, self.dtype = (self.length,), p.dtype
         check_prompt(prompt, self.event_shape)
         self.probabilities = (p / p.sum()).flatten()
-        index = torch.arange(self.vocab_size**self.length)
-        powers = self.vocab_size ** torch.arange(self.length - 1, -1, -1)
+        index = torch.arange(self.vocab_size**self.length, device=p.device)
+        powers = self.vocab_size ** torch.arange(self.length - 1, -1, -1, device=p.device)
         self.states = (index[:, None] // powers) % self.vocab_size
         self._process: Masked | Uniform = (Masked if kind == "masked" else Uniform)(self.vocab_size, prompt)
+
+    @property
+    def device(self) -> torch.device:
+        return self.probabilities.device
 
     def process(self) -> Process:
         return self._process
@@ -46,8 +52,8 @@ class TokenTable(Model):
     def _log_joint(self, x: Tensor, t: Tensor) -> Tensor:
         """log p(x_0) q_t(x | x_0), (rows, states); frozen positions are clean at every time."""
         p = self._process
-        a = (1 - t.to(torch.float64))[:, None, None]
-        same = (x[:, None] == self.states).to(torch.float64)
+        a = (1 - t.to(self.dtype))[:, None, None]
+        same = (x[:, None] == self.states).to(self.dtype)
         if isinstance(p, Masked):
             likelihood = torch.where((x == p.mask)[:, None], 1 - a, a * same)
         else:
@@ -60,11 +66,11 @@ class TokenTable(Model):
             # The posterior does not depend on time there; 1/2 also serves states that cannot occur at t.
             t = torch.full_like(t, 0.5)
         posterior = torch.softmax(self._log_joint(x, t), dim=1)
-        return torch.einsum("rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(torch.float64)).log()
+        return torch.einsum("rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(self.dtype)).log()
 
     def log_prob(self, x: Tensor, t: Tensor | float = 0.0) -> Tensor:
         """log p_t(x), exactly."""
-        return self._log_joint(x, torch.as_tensor(t, dtype=torch.float64).expand(len(x))).logsumexp(1)
+        return self._log_joint(x, torch.as_tensor(t, dtype=self.dtype, device=x.device).expand(len(x))).logsumexp(1)
 
     def all_states(self) -> Tensor:
         """Every state that noise can reach, (n_states ** length, length)."""

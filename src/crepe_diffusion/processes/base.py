@@ -24,6 +24,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, block_rows
+from crepe_diffusion.devices import real
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.information import Information, Measured
 from crepe_diffusion.random import Stream
@@ -169,12 +170,12 @@ class Process(ABC):
         up: Tensor,
         coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
-        """`log_ratios` of a step from x to x_new, which rose where `up` and fell elsewhere."""
-        models = torch.empty(len(seen.predictions), len(x), dtype=torch.float64, device=x.device)
-        proposal = torch.empty(len(x), dtype=torch.float64, device=x.device)
+        """`log_ratios` of a step from x to x_new, which rose where `up` and fell elsewhere; `up` is best on the CPU."""
+        models = torch.empty(len(seen.predictions), len(x), dtype=real(x.device), device=x.device)
+        proposal = torch.empty(len(x), dtype=real(x.device), device=x.device)
         for rising in (True, False):
             clean, noisy = ((x, seen), (x_new, seen_new)) if rising else ((x_new, seen_new), (x, seen))
-            chosen = (up == rising).nonzero()[:, 0]
+            chosen = (up == rising).nonzero()[:, 0].to(x.device)
             for rows in chosen.split(block_rows(seen.drift)) if len(chosen) else ():
                 at_s = Evaluation((), clean[1].drift.index_select(0, rows), clean[1].reward[rows])
                 x_s, x_t = clean[0].index_select(0, rows), noisy[0].index_select(0, rows)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from crepe_diffusion.batches import rows_like
+from crepe_diffusion.devices import as_real, is_home, real, resident
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream
@@ -85,7 +86,7 @@ class Discrete(Process):
         """Which positions may change."""
         if self.prompt is None:
             return torch.ones_like(x, dtype=torch.bool)
-        return (self.prompt < 0).to(x.device).expand_as(x)
+        return (resident(self.prompt, x.device) < 0).expand_as(x)
 
     def n_free(self, event: torch.Size) -> int:
         """How many positions may change."""
@@ -97,7 +98,7 @@ class Discrete(Process):
     def with_prompt(self, x: Tensor) -> Tensor:
         if self.prompt is None:
             return x
-        return torch.where(self.free(x), x, self.prompt.to(x.device).expand_as(x))
+        return torch.where(self.free(x), x, resident(self.prompt, x.device).expand_as(x))
 
     def drift(
         self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
@@ -118,7 +119,7 @@ class Discrete(Process):
         log_probs = torch.where(
             rows_like(up, x)[..., None],
             self.noising(x, s, t),
-            self.denoising(x, seen.drift.to(torch.float64), s, t),
+            self.denoising(x, as_real(seen.drift), s, t),
         )
         still = (rows_like(s == t, x) | ~self.free(x))[..., None]
         log_probs = torch.where(still, self._stay(x), log_probs)
@@ -137,7 +138,7 @@ class Discrete(Process):
         free = self.free(x_s)
 
         def total(log_p: Tensor) -> Tensor:
-            each = self.log_ratio(x_s, x_t, log_p.to(torch.float64), s, t)
+            each = self.log_ratio(x_s, x_t, as_real(log_p), s, t)
             return torch.where(free, each, 0.0).flatten(1).sum(1)
 
         return torch.stack([total(p) for p in at_t.predictions]), total(at_t.drift)
@@ -155,19 +156,19 @@ class Discrete(Process):
         """Positions whose clean token is certain."""
 
     def _stay(self, x: Tensor) -> Tensor:
-        return one_hot(x, self.n_states).to(torch.float64).log()
+        return as_real(one_hot(x, self.n_states)).log()
 
 
 def _combined(predictions: tuple[Tensor, ...], weights: tuple[float, ...]) -> Tensor:
     """`sum_j w_j log p_j`, where a token that some model with a positive weight excludes stays excluded."""
-    total = torch.zeros_like(predictions[0], dtype=torch.float64)
+    total = torch.zeros_like(predictions[0], dtype=real(predictions[0].device))
     excluded = torch.zeros_like(total, dtype=torch.bool)
     for w, log_p in zip(weights, predictions, strict=True):
         if w == 0:
             continue
         impossible = log_p == LOG_ZERO
         excluded |= impossible & (w > 0)
-        total = total + w * torch.where(impossible, -1e4, log_p.to(torch.float64))
+        total = total + w * torch.where(impossible, -1e4, as_real(log_p))
     return torch.where(excluded, LOG_ZERO, total)
 
 
@@ -217,7 +218,7 @@ class InTurn(Discrete):
         """Log-probability of the tokens that x has at the chosen positions: of each model, then of the proposal."""
         tokens = x.flatten(1).gather(1, positions).clamp(max=self.vocab_size - 1)
         index = positions * self.vocab_size + tokens
-        log_p = torch.stack([p.flatten(1).gather(1, index).to(torch.float64) for p in (*seen.predictions, seen.drift)])
+        log_p = torch.stack([as_real(p.flatten(1).gather(1, index)) for p in (*seen.predictions, seen.drift)])
         return log_p.where(chosen, 0.0).sum(-1)
 
 
@@ -236,9 +237,8 @@ class TokenMoves(ABC):
 def _changed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The position in which y differs from x, as an index into the flattened event, and whether there is one."""
     differs = (x != y).flatten(1)
-    most = int(differs.sum(1).max()) if len(x) else 0
-    if most > 1:
-        raise InputError(f"density ratios of tokens need states that differ in one position at most, got {most}")
+    if is_home(x) and len(x) and int(most := differs.sum(1).max()) > 1:  # elsewhere, looking would wait
+        raise InputError(f"density ratios of tokens need states that differ in one position at most, got {int(most)}")
     return differs.int().argmax(1), differs.any(1)
 
 
@@ -330,7 +330,7 @@ class Masked(InTurn, TokenMoves):
         return flat.scatter(1, positions, torch.where(chosen, new, flat.gather(1, positions))).reshape(x.shape)
 
     def coin_ratio(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
-        certain = torch.zeros(1, dtype=torch.float64, device=x_s.device).expand(*x_s.shape, self.vocab_size)
+        certain = torch.zeros(1, dtype=real(x_s.device), device=x_s.device).expand(*x_s.shape, self.vocab_size)
         each = self.log_ratio(x_s, x_t, certain, s, t)
         return torch.where(self.free(x_s), each, 0.0).flatten(1).sum(1)
 
@@ -346,7 +346,7 @@ class Masked(InTurn, TokenMoves):
 
     def noising(self, x_s: Tensor, s: Tensor, t: Tensor) -> Tensor:
         keep = (_survival(t, x_s) / _survival(s, x_s)).clamp(0, 1)[..., None]
-        here = one_hot(x_s, self.n_states).to(torch.float64)
+        here = as_real(one_hot(x_s, self.n_states))
         masked = torch.zeros_like(here)
         masked[..., self.mask] = 1
         return (here * keep + masked * (1 - keep)).log()
@@ -377,7 +377,7 @@ class Masked(InTurn, TokenMoves):
         flat = x.flatten(1)
         here = flat.gather(1, position[:, None])[:, 0]
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
-        log_q = drift.flatten(1, -2).gather(1, at)[:, 0].to(torch.float64)
+        log_q = as_real(drift.flatten(1, -2).gather(1, at)[:, 0])
         to_token = self._all_states(log_q, LOG_ZERO)
         to_mask = self._all_states(torch.full_like(log_q, LOG_ZERO), 0.0)
         new = stream.at("token").categorical(torch.where((here == self.mask)[:, None], to_token, to_mask))
@@ -391,19 +391,19 @@ class Masked(InTurn, TokenMoves):
         )
 
     def local_log_q(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation) -> Tensor:
-        return self._revealed(x, y, at_x.drift, at_y.drift, torch.zeros(len(x), dtype=torch.float64, device=x.device))
+        return self._revealed(x, y, at_x.drift, at_y.drift, torch.zeros(len(x), dtype=real(x.device), device=x.device))
 
     def _revealed(self, x: Tensor, y: Tensor, at_x: Tensor, at_y: Tensor, odds: Tensor) -> Tensor:
         """`log p(v) + odds` where y reveals token v, less that where y masks it, 0 where y is x."""
         position, moved = _changed(x, y)
         here, there = (z.flatten(1).gather(1, position[:, None])[:, 0] for z in (x, y))
         reveals = here == self.mask
-        if (moved & ~reveals & (there != self.mask)).any():
+        if is_home(x) and (moved & ~reveals & (there != self.mask)).any():
             raise InputError("masked states are compared where one of them is masked, got two different tokens")
         token = torch.where(reveals, there, here).clamp(max=self.vocab_size - 1)
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
-        log_p = torch.where(rows_like(reveals, at_x), at_x, at_y).flatten(1, -2).gather(1, at)[:, 0].to(torch.float64)
-        sign = torch.where(reveals, 1.0, -1.0).to(torch.float64)
+        log_p = as_real(torch.where(rows_like(reveals, at_x), at_x, at_y).flatten(1, -2).gather(1, at)[:, 0])
+        sign = as_real(torch.where(reveals, 1.0, -1.0))
         return (sign * (_pick(log_p, token) + odds)).where(moved, 0.0)
 
 
@@ -444,12 +444,12 @@ class Uniform(Discrete, TokenMoves):
 
     def log_jump(self, x: Tensor, y: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         """`log p_t(y) - log p_t(x)` from the prediction at x, exact where y differs in one position."""
-        each = _pick(self.log_concrete(x, log_p.to(torch.float64), t), y)
+        each = _pick(self.log_concrete(x, as_real(log_p), t), y)
         return torch.where(x != y, each, 0.0).flatten(1).sum(1)
 
     def time_slope(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:
         """`d/dt log p_t(x)` at fixed x, exactly: the mean of `d/dt log q_t(x | x_0)` given x."""
-        p, more = _pick(log_p.to(torch.float64), x).exp(), self.vocab_size - 1
+        p, more = _pick(as_real(log_p), x).exp(), self.vocab_size - 1
         t = rows_like(t, x)
         each = (1 - p) / t - p * more / (1 + more * (1 - t))
         return torch.where(self.free(x), each, 0.0).flatten(1).sum(1)
@@ -470,9 +470,9 @@ class Uniform(Discrete, TokenMoves):
         return self.vocab_size
 
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
-        flat = torch.zeros(*like.shape, self.vocab_size, dtype=torch.float64, device=like.device)
+        flat = torch.zeros(*like.shape, self.vocab_size, dtype=real(like.device), device=like.device)
         frozen = ~self.free(like)
-        if frozen.any():
+        if self.prompt is not None:
             flat = torch.where(frozen[..., None], self._stay(self.with_prompt(torch.zeros_like(like))), flat)
         return stream.categorical(flat)
 
@@ -515,7 +515,7 @@ class Uniform(Discrete, TokenMoves):
         return flat.scatter(1, position[:, None], token[:, None]).reshape(x.shape)
 
     def local_log_q(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation) -> Tensor:
-        return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        return torch.zeros(len(x), dtype=real(x.device), device=x.device)
 
     def density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
         """The concrete score at x, of the token that y has."""
@@ -524,7 +524,7 @@ class Uniform(Discrete, TokenMoves):
         at = position[:, None, None].expand(-1, 1, self.vocab_size)
 
         def score(log_p: Tensor) -> Tensor:
-            log_score = self.log_concrete(x, log_p.to(torch.float64), t).flatten(1, -2)
+            log_score = self.log_concrete(x, as_real(log_p), t).flatten(1, -2)
             return _pick(log_score.gather(1, at)[:, 0], token).where(moved, 0.0)
 
         return torch.stack([score(p) for p in at_x.predictions])
@@ -564,12 +564,12 @@ class Euler(Discrete):
     ) -> Tensor:
         """log prod_j score_j^{c'_j}, over the states that one jump can reach."""
         t = t.clamp(max=1 - 1e-6)
-        scores = tuple(self.base.log_concrete(x, p.to(torch.float64), t) for p in predictions)
+        scores = tuple(self.base.log_concrete(x, as_real(p), t) for p in predictions)
         return _combined(scores, coefficients.proposal)
 
     def _jump(self, x: Tensor, log_rates: Tensor) -> Tensor:
         """Jump probabilities with what is left on staying, clipped and normalised."""
-        here = one_hot(x, self.n_states).to(torch.float64)
+        here = as_real(one_hot(x, self.n_states))
         p = log_rates.exp() * (1 - here)
         p = torch.where(here.bool(), 1 - p.sum(-1, keepdim=True), p).clamp(min=self.floor)
         return (p / p.sum(-1, keepdim=True)).log()
@@ -578,7 +578,7 @@ class Euler(Discrete):
         # The rate of a = 1 - t is 1 / a; the step is frozen at its start, as in the paper.
         rate = (rows_like(t - s, x_s) / _survival(s, x_s))[..., None]
         if isinstance(self.base, Masked):
-            rates = torch.zeros(*x_s.shape, self.n_states, dtype=torch.float64, device=x_s.device)
+            rates = torch.zeros(*x_s.shape, self.n_states, dtype=real(x_s.device), device=x_s.device)
             rates[..., self.base.mask] = 1
             return self._jump(x_s, (rates * rate).log())
         return self._jump(x_s, (rate / self.vocab_size).log().expand(*x_s.shape, self.n_states))
@@ -605,7 +605,7 @@ class Euler(Discrete):
         coefficients: Coefficients,
     ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
         clipped = t.clamp(max=1 - 1e-6)
-        scores = tuple(self.base.log_concrete(x_t, p.to(torch.float64), clipped) for p in at_t.predictions)
+        scores = tuple(self.base.log_concrete(x_t, as_real(p), clipped) for p in at_t.predictions)
         return super().kernel_ratios(x_s, x_t, at_s, Evaluation(scores, at_t.drift, at_t.reward), s, t, coefficients)
 
     def log_concrete(self, x: Tensor, log_p: Tensor, t: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from crepe_diffusion.batches import block_rows, rows_like
+from crepe_diffusion.devices import real, resident
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.processes.information import (
@@ -66,7 +67,7 @@ class GaussianProcess(Process):
         b = self.basis
         if b.ndim != 2 or b.shape[0] > b.shape[1]:
             raise InputError(f"basis must be (k, n) with k <= n orthonormal rows, got shape {tuple(b.shape)}")
-        error = (b @ b.T - torch.eye(len(b), dtype=b.dtype)).abs().max().item()
+        error = (b @ b.T - torch.eye(len(b), dtype=b.dtype, device=b.device)).abs().max().item()
         if error > 1e-4:
             raise InputError(f"the rows of basis must be orthonormal; they are off by {error:.2g}")
         if self.zero_mean is not None:
@@ -107,13 +108,15 @@ class GaussianProcess(Process):
     def _in(self, z: Tensor) -> Tensor:
         if self.basis is None:
             return z.flatten(1)
-        return (z.reshape(-1, self.basis.shape[1]) @ self.basis.T.to(z)).reshape(len(z), -1)
+        basis = resident(self.basis, z.device, z.dtype)
+        return (z.reshape(-1, basis.shape[1]) @ basis.T).reshape(len(z), -1)
 
     def embed(self, flat: Tensor, like: Tensor) -> Tensor:
         """The states with these coordinates, of the shape of `like`."""
         if self.basis is None:
             return flat.reshape(like.shape)
-        return (flat.reshape(-1, len(self.basis)) @ self.basis.to(flat)).reshape(like.shape)
+        basis = resident(self.basis, flat.device, flat.dtype)
+        return (flat.reshape(-1, len(basis)) @ basis).reshape(like.shape)
 
     def scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor | Spectrum, first_row: int = 0) -> Tensor:
         """Centred noise inside the subspace; its variance is (rows, 1), (rows, coordinates) or a matrix per row."""
@@ -219,7 +222,8 @@ class GaussianProcess(Process):
 
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """`N(mu, 1 / sum_j c_j I_j)`, which is `N(0, t^2 / C)` where the models' scale is not known."""
-        precision, mean = self._top(torch.tensor([t], dtype=torch.float64), coefficients)
+        time = torch.full((1,), t, dtype=real(like.device), device=like.device)
+        precision, mean = self._top(time, coefficients)
         noise = self.scaled_noise(stream, like, precision.with_values(1 / precision.values).expand(len(like)))
         return noise + self.embed(mean.to(like).expand(len(like), -1), like) if mean is not None else noise
 
@@ -234,7 +238,7 @@ class GaussianProcess(Process):
         """
         gap, middle = self.project(y - x).flatten(1), (x + y) / 2
         force = [(p + q) / 2 - middle for p, q in zip(at_x.predictions, at_y.predictions, strict=True)]
-        return torch.stack([(f.flatten(1) * gap).sum(1, dtype=torch.float64) / (t * t) for f in force])
+        return torch.stack([(f.flatten(1) * gap).sum(1, dtype=t.dtype) / (t * t) for f in force])
 
     def repeated(self: G, n: int) -> G:
         one = super().repeated(n)
@@ -242,10 +246,10 @@ class GaussianProcess(Process):
 
 
 def _quadratic(z: Tensor, variance: Tensor) -> Tensor:
-    """`sum_i z_i^2 / v_i` in float64, for (rows, 1) or (rows, coordinates) variances."""
+    """`sum_i z_i^2 / v_i` in the variance's float64, for (rows, 1) or (rows, coordinates) variances."""
     if variance.shape[1] == 1:
-        return torch.linalg.vector_norm(z, dim=1).to(torch.float64).square() / variance[:, 0]
-    return (z * z / variance.to(z.dtype)).sum(1, dtype=torch.float64)
+        return torch.linalg.vector_norm(z, dim=1).to(variance.dtype).square() / variance[:, 0]
+    return (z * z / variance.to(z.dtype)).sum(1, dtype=variance.dtype)
 
 
 def _ratio(noising: Tensor, residual: Tensor, variance: Spectrum, up: Tensor, n: int) -> Tensor:
@@ -369,11 +373,18 @@ class Gaussian(GaussianProcess):
         centres = [self.information.centre(j) for j in range(len(spectra))] if self.information is not None else []
         parts = [a.with_values(c * a.values / (t * t)) for c, a in zip(coefficients.target, spectra, strict=True)]
         precision = Spectrum.total(parts, [1.0] * len(parts))
-        if any(centre is None for centre in centres) or (precision.values <= 0).any():
-            return super()._top(t, coefficients)
-        pulls = [a.times(centre.to(t)[None]) for a, centre in zip(parts, centres, strict=True) if centre is not None]
-        pull = precision.into(torch.stack(pulls).sum(0))
-        return precision, precision.out_of(pull / precision.values)
+        unknown, _ = super()._top(t, coefficients)
+        if any(centre is None for centre in centres):
+            return unknown, None
+        pulls = [
+            a.times(resident(centre, t.device, t.dtype)[None])
+            for a, centre in zip(parts, centres, strict=True)
+            if centre is not None
+        ]
+        mean = precision.out_of(precision.into(torch.stack(pulls).sum(0)) / precision.values)
+        # A measured precision that is not positive is of no use; decided without looking, since that would wait.
+        useful = (precision.values > 0).all()
+        return precision.with_values(torch.where(useful, precision.values, unknown.values)), mean.where(useful, 0.0)
 
 
 @dataclass(frozen=True)

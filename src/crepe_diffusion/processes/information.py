@@ -16,6 +16,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+from crepe_diffusion.devices import resident
 from crepe_diffusion.errors import InputError
 
 __all__ = ["Adaptive", "FisherTable", "GaussianData", "Information", "Isotropic", "Measured", "Spectrum"]
@@ -176,10 +177,10 @@ class Measured(Information):
 
     def interpolated(self, model: int, t: Tensor) -> Tensor:
         """The entry of this model at the time of each row, (rows, ...)."""
-        values = self.values[model if len(self.values) > 1 else 0].to(t)
+        values = resident(self.values, t.device, t.dtype)[model if len(self.values) > 1 else 0]
         if len(self.times) == 1:
             return values.expand(len(t), *values.shape[1:])
-        grid, x = self.times.log().to(t), t.log()
+        grid, x = resident(self.times, t.device, t.dtype).log(), t.log()
         high = torch.searchsorted(grid, x).clamp(1, len(grid) - 1)
         weight = ((x - grid[high - 1]) / (grid[high] - grid[high - 1])).clamp(0, 1)
         return torch.lerp(values[high - 1], values[high], weight.reshape(-1, *(1,) * (values.ndim - 1)))
@@ -259,5 +260,5 @@ def _shrunk(squares: Tensor) -> Tensor:
     if len(each) == 1 or len(squares) < 2:
         return mean.expand_as(each)
     spread, noise = each.var(), (squares.var(0) / len(squares)).mean()
-    share = (1 - noise / spread).clamp(0, 1) if float(spread) > 0 else torch.zeros_like(spread)
+    share = (1 - noise / spread).clamp(0, 1).where(spread > 0, 0.0)
     return mean + share * (each - mean)

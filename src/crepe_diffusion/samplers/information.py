@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import called, rows_like
+from crepe_diffusion.devices import as_real, real
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
@@ -60,21 +61,21 @@ def fit_information(
         branch, x = stream.at(j), evaluate.noise(stream.at(j, "noise"), n_samples)
         values: list[Tensor] = []
         for i in range(len(times) - 1, -1, -1):
-            t = times[i].expand(n_samples)
+            t = evaluate.times[i].expand(n_samples)
             seen = evaluate(x, t)
             finite = seen.possible
-            score = process.coordinates(seen.drift).to(torch.float64)[finite]
+            score = as_real(process.coordinates(seen.drift))[finite]
             values.append(kind.of_scores(score, float(times[i]), n))
             advance()
             if i == len(times) - 1:
-                means.append(process.coordinates(seen.predictions[0]).to(torch.float64)[finite].mean(0))
+                means.append(as_real(process.coordinates(seen.predictions[0]))[finite].mean(0))
             if i:
-                s = times[i - 1].expand(n_samples)
+                s = evaluate.times[i - 1].expand(n_samples)
                 here = kind(times[i : i + 1], values[-1][None, None], means[-1][None])
                 x = x + rows_like((t - s) * (t + s), x).to(x.dtype) * process.project(seen.drift)
                 x = x + process.scaled_noise(branch.at(i), x, process.fitted(here).model_variance(0, s, t))
         tables.append(torch.stack(values[::-1]))
-    return kind(times, torch.stack(tables), torch.stack(means))
+    return kind(times, *(torch.stack(values).cpu().to(torch.float64) for values in (tables, means)))
 
 
 def information_from_data(
@@ -99,13 +100,14 @@ def information_from_data(
     n = process.dimension(x.shape[1:])
     values = []
     for i, t in enumerate(times.tolist()):
-        t_rows = torch.full((len(x),), t, dtype=torch.float64)
+        t_rows = torch.full((len(x),), t, dtype=real(x.device), device=x.device)
         noisy = x + process.scaled_noise(stream.at(i), x, (t_rows**2)[:, None])
         with torch.no_grad():
             predicted = called(model.predict, "the model", noisy, t_rows)
-            error = process.coordinates(predicted - x).to(torch.float64)
+            error = as_real(process.coordinates(predicted - x))
         values.append(kind.of_errors(error, t, n))
-    return kind(times, torch.stack(values)[None], process.coordinates(data).to(torch.float64).mean(0)[None])
+    mean = as_real(process.coordinates(data)).mean(0)
+    return kind(times, torch.stack(values)[None].cpu(), mean[None].cpu())
 
 
 def _unmeasured(process: Process) -> tuple[GaussianProcess, type[Measured]]:

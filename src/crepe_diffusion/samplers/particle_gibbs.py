@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crepe_diffusion.devices import home
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import ParticleStarter, Start
@@ -185,7 +186,7 @@ class ParticleGibbs:
         # An impossible path has weights that mean nothing, but must not break those of the other chains.
         works = [work.where(sound, 0.0) for work in works]
         evaluations = [self.seen, *(replace(e, reward=e.reward.where(sound, 0.0)) for e in evaluations[1:])]
-        return Reference(points, evaluations, evaluations[-1].reward, works), sound.cpu()
+        return Reference(points, evaluations, evaluations[-1].reward, works), home(sound)[0]
 
     def _start(self, stream: Stream, kept: tuple[Tensor, Evaluation] | None = None) -> Start | None:
         """Where particles start, or None for the noise end."""
@@ -246,7 +247,7 @@ class ParticleGibbs:
                     break
         chains, levels = self.n_chains, self.ladder.n_levels
         return Sweeps(
-            x=torch.cat(x),
+            x=torch.cat(x).cpu(),
             evaluations=self.evaluate.counts.copy(),
             log_weights=_stacked(log_w, (chains, self.n_particles)),
             changed=_stacked([i.changed for i in infos], (chains,)),
@@ -327,12 +328,13 @@ class ParticleGibbs:
                 f"the snapshot holds points {tuple(start['x'].shape)} of {len(predictions)} models, not"
                 f" {tuple(wanted.shape)} of {len(self.target.models)}"
             )
-        self.x, self.iteration = start["x"].clone(), int(start["iteration"])
+        device, real = self.evaluate.device, self.evaluate.real
+        self.x, self.iteration = start["x"].to(device, copy=True), int(start["iteration"])
         self.replica, self.born = start["replica"].clone(), start["born"].clone()
         self.seen = Evaluation(
-            tuple(predictions[str(j)].clone() for j in range(len(predictions))),
-            start["seen.drift"].clone(),
-            start["seen.reward"].clone(),
+            tuple(predictions[str(j)].to(device, copy=True) for j in range(len(predictions))),
+            start["seen.drift"].to(device, copy=True),
+            start["seen.reward"].to(device, real, copy=True),
         )
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE
+from crepe_diffusion.devices import home
 from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, by_eve, clustered
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
@@ -327,15 +328,15 @@ def pilot(
         process=evaluate.process,
         given=process,
         proposal=evaluate.proposal,
-        x=torch.stack(down.x),
-        end=finish(evaluate, down.x[0], stream.at("finish")),
+        x=torch.stack(down.x).cpu(),
+        end=finish(evaluate, down.x[0], stream.at("finish")).cpu(),
         log_weights=torch.stack(down.log_weights),
         eve=torch.stack(down.eve),
         down=torch.stack(down.works),
         up=torch.stack(up.works),
         up_log_weights=torch.stack(up.log_weights),
         up_eve=torch.stack(up.eve),
-        features=torch.stack([torch.stack(down.features), torch.stack(up.features)]),
+        features=torch.stack([torch.stack(down.features), torch.stack(up.features)]).cpu(),
         discretisation=found.discretisation(),
         counts=evaluate.counts.copy(),
         walk_rows=walked / (2 * n),
@@ -383,10 +384,10 @@ class _Particles:
     before: tuple[Tensor, Evaluation, Tensor] | None = None
 
     def rows(self, index: Tensor, log_w: Tensor) -> _Particles:
-        before = self.before
+        before, there = self.before, index.to(self.x.device)
         if before is not None:
-            before = (before[0][index], before[1].rows(index), before[2][index])
-        x, seen, eve, coarser = self.x[index], self.seen.rows(index), self.eve[index], self.coarser[index]
+            before = (before[0][there], before[1].rows(there), before[2][there])
+        x, seen, eve, coarser = self.x[there], self.seen.rows(there), self.eve[index], self.coarser[index]
         return _Particles(x, seen, log_w, eve, coarser, before)
 
 
@@ -401,7 +402,7 @@ class _Pass:
         self.in_turn = isinstance(evaluate.process, InTurn) and self._turns(evaluate.process)
 
     def _turns(self, process: InTurn) -> bool:
-        x, s, t = self.evaluate.empty(1), self.times[:1], self.times[-1:]
+        x, s, t = self.evaluate.empty(1).cpu(), self.times[:1], self.times[-1:]
         return process.turns(x, s, t, torch.ones(1, dtype=torch.bool), self.stream.at("turns")) is not None
 
     def walk_down(self) -> _Found:
@@ -409,7 +410,7 @@ class _Pass:
         x = evaluate.noise(self.stream.at("noise"), n)
         seen = evaluate(x, self.times[-1:].expand(n))
         zero = torch.zeros(n, dtype=torch.float64)
-        here = _Particles(x, seen, _normalised(seen.reward, self.top), torch.arange(n), zero)
+        here = _Particles(x, seen, _normalised(home(seen.reward)[0], self.top), torch.arange(n), zero)
         self._keep(found, here, self.top)
         for k in range(self.top - 1, -1, -1):
             here, work = self._step(here, k + 1, -1)
@@ -456,29 +457,28 @@ class _Pass:
         branch = self.stream.at("walk", k, direction)
         path = walk(self.evaluate, here.x, here.seen, index, torch.full((self.n,), direction), 1, branch)
         work = log_work(path, self.evaluate.coefficients)
-        log_w = _normalised(here.log_w - direction * work, k + direction)
-        there = _Particles(path.x, path.seen, log_w, here.eve, here.coarser)
+        before, gain = (None, torch.zeros_like(work))
         if direction < 0 and not self.in_turn:
-            self._compare(here, path, there, k)
+            before, gain = self._compare(here, path, k)
+        work, gain = home(work, gain)
+        log_w = _normalised(here.log_w - direction * work, k + direction)
+        coarser = here.coarser + gain.where(log_w > -math.inf, 0.0)
         self.advance()
-        return there, work
+        return _Particles(path.x, path.seen, log_w, here.eve, coarser, before), work
 
-    def _compare(self, here: _Particles, path: Path, there: _Particles, k: int) -> None:
+    def _compare(self, here: _Particles, path: Path, k: int) -> tuple[tuple[Tensor, Evaluation, Tensor] | None, Tensor]:
         """Every second step: the models' ratio over two steps at once, less that of one by one; no evaluation."""
-        process = self.evaluate.process
+        process, coefficients = self.evaluate.process, self.evaluate.coefficients
         if process.is_discrete and not process.multiplies(here.x.shape[1:]):
-            return  # tokens that change one by one have an exact ratio, whatever the step
-        c = torch.tensor(self.evaluate.coefficients.target, dtype=torch.float64)
+            return None, torch.zeros_like(path.proposal)  # one by one, tokens have an exact ratio, whatever the step
+        c = torch.tensor(coefficients.target, dtype=path.models.dtype, device=path.models.device)
         single = c @ path.models - path.proposal
         if here.before is None:
-            there.before = (here.x, here.seen, single)
-            return
+            return (here.x, here.seen, single), torch.zeros_like(single)
         x, seen, first = here.before
-        s, t = self.times[k - 1].expand(self.n), self.times[k + 1].expand(self.n)
-        coefficients = self.evaluate.coefficients
-        models, proposal = process.log_ratios(there.x, x, there.seen, seen, s, t, coefficients)
-        gain = c @ models - proposal - first - single
-        there.coarser = there.coarser + gain.where(there.log_w > -math.inf, 0.0)
+        s, t = (self.evaluate.times[i].expand(self.n) for i in (k - 1, k + 1))
+        models, proposal = process.log_ratios(path.x, x, path.seen, seen, s, t, coefficients)
+        return None, c @ models - proposal - first - single
 
     def _resampled(self, here: _Particles, stream: Stream) -> _Particles:
         if 1 / float((2 * here.log_w).exp().sum()) > RESAMPLE_BELOW * self.n:
@@ -490,11 +490,12 @@ class _Pass:
         found.x.append(here.x)
         found.log_weights.append(here.log_w)
         found.eve.append(here.eve)
-        process, t = self.evaluate.process, self.times[k].expand(self.n)
+        process, t = self.evaluate.process, self.evaluate.times[k].expand(self.n)
         predictions = process.expectation(here.x, t, here.seen.predictions, self.evaluate.coefficients)
         flat = predictions.flatten(1).to(torch.float32)
         if flat.shape[1] > FEATURES:
-            flat = flat @ self.stream.at("features").normal((flat.shape[1], FEATURES), dtype=torch.float32)
+            directions = self.stream.at("features").normal((flat.shape[1], FEATURES), dtype=torch.float32)
+            flat = flat @ directions.to(flat.device)
         found.features.append(flat)
 
 

@@ -74,7 +74,7 @@ class Plain:
         if start is not None:
             if start["x"].shape != self.x.shape:
                 raise InputError(f"the snapshot holds draws {tuple(start['x'].shape)}, not {tuple(self.x.shape)}")
-            self.x = start["x"].clone()
+            self.x = start["x"].to(self.evaluate.device, copy=True)
 
     diagnostics = None
     draw_columns: Mapping[str, Column] = {}
@@ -88,7 +88,7 @@ class Plain:
         """
         with Track(len(self.ladder.times) - 1, "steps", progress, callback) as track:
             x = self._descend(positive("n", n) * self.n_chains, self.stream, track)
-        return Independent(x, self.evaluate.counts.copy())
+        return Independent(x.cpu(), self.evaluate.counts.copy())
 
     def step(self) -> Info:
         """One fresh draw per chain."""

@@ -147,6 +147,7 @@ class ReplicaExchange:
         explored = renewed = None
         if self.explorer is not None:
             state, moved = self.explorer(state, self.evaluate, stream.at("explore"))
+            moved = moved.cpu()
             if self.renews:
                 renewed = moved.reshape(state.level.shape)
             else:
@@ -165,7 +166,7 @@ class ReplicaExchange:
 
     def output(self) -> Tensor:
         """The replicas at level 0, denoised through the ladder's finishing times, (chains, *event)."""
-        x = self.state.x[self.state.row_at(0)]
+        x = self.state.x[self.state.row_at(0).to(self.evaluate.device)]
         return finish(self.evaluate, x, self.stream.at(self.iteration, "finish"))
 
     def sample(
@@ -196,7 +197,7 @@ class ReplicaExchange:
                     break
         nothing = torch.zeros(0, self.n_chains, dtype=torch.long)
         return Chains(
-            x=torch.cat(draws),
+            x=torch.cat(draws).cpu(),
             evaluations=self.evaluate.counts.copy(),
             iteration=torch.tensor([i.iteration for i in infos], dtype=torch.long),
             replica=torch.cat([nothing, *(i.replica[None] for i in infos)]),
@@ -278,6 +279,7 @@ class ReplicaExchange:
         wanted, top = (self.n_chains, *self.state.x.shape[1:]), self.ladder.n_levels - 1
         if not 0 <= level <= top or x.shape != wanted:
             raise InputError(f"need a level of 0 to {top} and points {wanted}, got {level!r} and {tuple(x.shape)}")
+        x = x.to(self.evaluate.device)
         self.state = self._around(x, level, self.stream.at(self.iteration, "restart"))
         self.diagnostics = self._no_diagnostics()
 
@@ -318,7 +320,7 @@ class ReplicaExchange:
         return packed(self.evaluate, parts)
 
     def _restore(self, start: dict[str, Tensor]) -> None:
-        level, x = start["level"].clone(), start["x"].clone()
+        level, x = start["level"].clone(), self._there(start["x"])
         models, predictions = self.target.models, part(start, "seen.prediction")
         event = models[0].event_shape
         if x.shape != (level.numel(), *event) or len(level) != self.n_chains or len(predictions) != len(models):
@@ -326,13 +328,18 @@ class ReplicaExchange:
                 f"the snapshot holds {len(level)} chains of {len(predictions)} models on events {tuple(x.shape[1:])},"
                 f" but {self.n_chains} chains of {len(models)} models on events {event} are wanted"
             )
-        evaluations = tuple(predictions[str(j)].clone() for j in range(len(predictions)))
-        self.state = State(x, Evaluation(evaluations, start["seen.drift"].clone(), start["seen.reward"].clone()), level)
+        seen = tuple(self._there(predictions[str(j)]) for j in range(len(predictions)))
+        reward = self._there(start["seen.reward"]).to(self.evaluate.real)
+        self.state = State(x, Evaluation(seen, self._there(start["seen.drift"]), reward), level)
         self.iteration = int(start["iteration"])
         self.diagnostics = Diagnostics.from_state_dict(part(start, "diagnostics"))
         self.setup_evaluations = Counts.from_state_dict(part(start, "setup"))
         if summary := part(start, "pilot"):
             self.started_from = StartingPass.from_state_dict(summary)
+
+    def _there(self, value: Tensor) -> Tensor:
+        """A tensor of a snapshot as one of the model's device that may be written to."""
+        return value.to(self.evaluate.device, copy=True)
 
     def _no_diagnostics(self) -> Diagnostics:
         """Diagnostics to which nothing has been recorded."""
@@ -362,8 +369,9 @@ class ReplicaExchange:
         """Every replica is a particle of the pilot at its level, and the tours of its relatives are one tour."""
         n, levels = self.n_chains, self.ladder.levels
         x, eve = pilot.replicas(levels, n, self.stream.at("pilot"))
-        seen = self.evaluate(x.flatten(0, 1), levels.repeat(n))
-        self.state = State(x.flatten(0, 1), seen, torch.arange(len(levels)).expand(n, -1).clone())
+        x = x.flatten(0, 1).to(self.evaluate.device)
+        seen = self.evaluate(x, levels.repeat(n))
+        self.state = State(x, seen, torch.arange(len(levels)).expand(n, -1).clone())
         self.diagnostics = self._no_diagnostics()
         below = self.state.level < len(levels) - 1
         self.diagnostics.trips.born = torch.where(below, -1 - eve, self.diagnostics.trips.born)
@@ -393,7 +401,7 @@ class ReplicaExchange:
 def _of_levels(points: list[Tensor], evaluations: list[Evaluation], n_chains: int) -> State:
     """A state from points (chains, *event) at every level."""
     n = len(points)
-    order = (torch.arange(n)[None] * n_chains + torch.arange(n_chains)[:, None]).flatten()
+    order = (torch.arange(n)[None] * n_chains + torch.arange(n_chains)[:, None]).flatten().to(points[0].device)
     return State(
         torch.cat(points)[order], Evaluation.cat(evaluations).rows(order), torch.arange(n).expand(n_chains, -1).clone()
     )

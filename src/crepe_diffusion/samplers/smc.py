@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, rows_like
+from crepe_diffusion.devices import home
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import ParticleStarter, Start
@@ -109,7 +110,7 @@ def descend(
     gained = weight.first(evaluate, x, seen) if start is None else start.log_weights.flatten()[free]
     if reference is not None:
         x, seen, gained = _joined(reference, top, reference.first, x, seen, gained)
-    log_w, log_z = _normalised(gained.cpu().reshape(b, n) - math.log(n), top)
+    log_w, log_z = _normalised(home(gained)[0].reshape(b, n) - math.log(n), top)
     level_ess, n_resamplings = [_ess(log_w)], torch.zeros(b, dtype=torch.long)
     same = torch.arange(n).expand(b, n)
     parents = [same]
@@ -121,7 +122,7 @@ def descend(
         x, seen, gained = weight.descend(evaluate, x, seen, m, here.at("walk"))
         if reference is not None:
             x, seen, gained = _joined(reference, m - 1, reference.work[m - 1], x, seen, gained)
-        log_w, total = _normalised(log_w + gained.cpu().reshape(b, n), m - 1)
+        log_w, total = _normalised(log_w + home(gained)[0].reshape(b, n), m - 1)
         log_z = log_z + total
         level_ess.append(_ess(log_w))
         if m > 1:
@@ -270,7 +271,7 @@ class SMC:
             check=self._check,
         )
         self.iteration = 0
-        self.x = self.evaluate.empty(self.n_batches)
+        self.x = self.evaluate.empty(self.n_batches).cpu()
         self.replica = self.born = torch.zeros(self.n_batches, dtype=torch.long)
         self.log_z = torch.full((self.n_batches,), -math.inf, dtype=torch.float64)
         if start is not None:
@@ -325,8 +326,8 @@ class SMC:
         stream = self._stream(n)
         drawn = stream.at("draw").categorical(particles.log_weights)
         accepted = stream.at("accept").bernoulli(particles.batch_log_z - self.log_z)
-        rows = (drawn + torch.arange(self.n_batches) * self.n_particles).to(particles.x.device)
-        self.x = torch.where(rows_like(accepted, self.x).to(rows.device), particles.x[rows], self.x.to(rows.device))
+        rows = drawn + torch.arange(self.n_batches) * self.n_particles
+        self.x = torch.where(rows_like(accepted, self.x), particles.x[rows], self.x)
         self.log_z = torch.where(accepted, particles.batch_log_z, self.log_z)
         self.replica, self.born = torch.where(accepted, drawn, self.replica), torch.where(accepted, n, self.born)
         self.iteration = n
@@ -361,7 +362,7 @@ class SMC:
         )
         first = torch.arange(self.n_batches)[:, None] * self.n_particles
         return Particles(
-            x=finish(self.evaluate, down.x, stream.at("finish")),
+            x=finish(self.evaluate, down.x, stream.at("finish")).cpu(),
             evaluations=self.evaluate.counts.copy(),
             log_weights=down.log_weights,
             batch_log_z=down.log_z,

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import rows_like
+from crepe_diffusion.devices import real
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.paths import log_work, walk
@@ -121,8 +122,8 @@ class FeynmanKac(Weight):
     ) -> tuple[Tensor, Evaluation, Tensor]:
         process, c = _gaussian(evaluate), evaluate.coefficients.target
         removed = 1 - 1 / evaluate.coefficients.total if self.cooled else 0.0
-        times, k = evaluate.ladder.times, evaluate.ladder.substeps
-        gained = torch.zeros(len(x), dtype=torch.float64)
+        times, k = evaluate.times, evaluate.ladder.substeps
+        gained = torch.zeros(len(x), dtype=evaluate.real, device=x.device)
         for i in range(m * k, (m - 1) * k, -1):
             t, s = times[i].expand(len(x)), times[i - 1].expand(len(x))
             d = process.denoising_gain(s, t)
@@ -148,4 +149,4 @@ def _gaussian(evaluate: Evaluator) -> GaussianProcess:
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).flatten(1).sum(1, dtype=torch.float64)
+    return (a * b).flatten(1).sum(1, dtype=real(a.device))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
@@ -30,6 +31,10 @@ class Segments(Model):
         self.event_shape = (self.n, *model.event_shape)
         self.dtype = model.dtype
         self.network_rows = self.n * model.network_rows
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
 
     def process(self) -> Process:
         """The process of the model, with its axes after the segment axis and its measurements repeated along it."""
