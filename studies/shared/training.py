@@ -55,17 +55,18 @@ class Settings:
         return self.rate * min(1.0, (step + 1) / self.warm_up) * 0.5 * (1 + math.cos(math.pi * through))
 
 
-def loss(model: EDM, x: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
-    """The weighted squared error of one batch x (rows, *event), at one noise level per row."""
+def loss(model: EDM, batch: Tensor | tuple[Tensor, Tensor], settings: Settings, generator: torch.Generator) -> Tensor:
+    """The weighted squared error of one batch x (rows, *event), or (x, labels), at one noise level per row."""
+    x, *label = batch if isinstance(batch, tuple) else (batch,)
     sigma = (settings.noise_mean + settings.noise_std * torch.randn(len(x), generator=generator)).exp()
     noise = torch.randn(x.shape, generator=generator)
     y = x + noise * sigma.reshape(-1, *[1] * (x.ndim - 1))
-    return (model.weight(sigma) * (model(y, sigma) - x).square().flatten(1).mean(1)).mean()
+    return (model.weight(sigma) * (model(y, sigma, *label) - x).square().flatten(1).mean(1)).mean()
 
 
 def train(
     model: EDM,
-    batches: Callable[[int, torch.Generator], Tensor],
+    batches: Callable[[int, torch.Generator], Tensor | tuple[Tensor, Tensor]],
     settings: Settings,
     folder: Path,
     *,
@@ -74,8 +75,8 @@ def train(
 ) -> Iterator[dict[str, float]]:
     """Train in place; yields a line of the log after every `every` steps, once their checkpoint is written.
 
-    `batches(n, generator)` draws n samples. Continues from the checkpoint in `folder` if there is one. At every yield
-    `folder/average.safetensors` holds the averaged weights; at the end the model has them.
+    `batches(n, generator)` draws n samples, or n samples and their labels. Continues from the checkpoint in `folder` if
+    there is one. At every yield `folder/average.safetensors` holds the averaged weights; at the end the model has them.
 
     >>> import tempfile
     >>> class Line(torch.nn.Module):
@@ -157,7 +158,9 @@ def _restore(path: Path, model: EDM, average: EDM, optimiser: torch.optim.Adam, 
     return step
 
 
-def save_weights(path: Path, model: EDM, about: dict[str, str], others: dict[str, Tensor] | None = None) -> None:
+def save_weights(
+    path: Path, model: torch.nn.Module, about: dict[str, str], others: dict[str, Tensor] | None = None
+) -> None:
     """Write the model's weights with `about`, the facts needed to use them, and other tensors beside them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     publish(path, save({k: v.contiguous() for k, v in {**model.state_dict(), **(others or {})}.items()}, about))

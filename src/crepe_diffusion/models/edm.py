@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.models.conditions import Condition
 
 __all__ = ["EDM"]
 
@@ -15,7 +16,8 @@ class EDM(nn.Module):
 
     `sigma_data` is the scale of the data, or one scale for each row of an orthonormal `basis` of the flattened event;
     `F` then sees the coordinates in that basis. With the data's main directions as the basis, `F` has to learn only
-    what a linear denoiser cannot do. That matters where scales differ much, as along smooth curves.
+    what a linear denoiser cannot do. That matters where scales differ much, as along smooth curves. A condition, if
+    there is one, is passed on to `F` as its third argument.
 
     >>> from crepe_diffusion.models import Denoiser
     >>> network = lambda y, c_noise: torch.zeros_like(y)          # with nothing learned: the best linear denoiser
@@ -40,13 +42,13 @@ class EDM(nn.Module):
         self.register_buffer("scales", scales)
         self.register_buffer("basis", None if basis is None else basis.to(torch.float32).contiguous())
 
-    def forward(self, y: Tensor, sigma: Tensor) -> Tensor:
+    def forward(self, y: Tensor, sigma: Tensor, *condition: Condition) -> Tensor:
         z = y.flatten(1)
         if self.basis is not None:
             z = z @ self.basis.T.to(y.dtype)
         s, scales = sigma[:, None], self.scales.to(y.dtype)
         total = s**2 + scales**2
-        inner = self.network((z * total.rsqrt()).reshape(y.shape), sigma.log() / 4).flatten(1)
+        inner = self.network((z * total.rsqrt()).reshape(y.shape), sigma.log() / 4, *condition).flatten(1)
         z = (scales**2 / total) * z + (s * scales * total.rsqrt()) * inner
         if self.basis is not None:
             z = z @ self.basis.to(y.dtype)

@@ -1,0 +1,234 @@
+"""Problems about images whose answer is known: guidance, rewards and posteriors of a fitted mixture.
+
+    guided       p(x|c)^w p(x)^(1-w)                exact draws by rejection
+    tilted       p(x|c) exp(r(E[x_0|x]))            exact draws of p(x|c), weighted
+    posterior    p(x) N(observed; H E[x_0|x], s^2)  draws of a conjugate posterior, weighted
+
+All laws are meant at the noise of level 0, where samplers end: nothing below it can hide an error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, conv2d
+
+import crepe_diffusion as cd
+from studies.images.data import load_images
+from studies.images.mixture import FactorLaw, FactorMixture, fit_law, guided_draws, measured_process
+
+__all__ = [
+    "SIGMA_MAX",
+    "SIGMA_MIN",
+    "Problem",
+    "blurred",
+    "cluster",
+    "errors",
+    "exact_errors",
+    "frechet",
+    "guided",
+    "half",
+    "ink",
+    "known_law",
+    "posterior",
+    "tilted",
+]
+
+SIGMA_MIN, SIGMA_MAX = 0.1, 20.0
+N_TRUTH = 10_000
+N_AXES = 20
+
+
+def known_law(images: str, data: Path, size: int = 14) -> FactorLaw:
+    """The law fitted to the first 20,000 training images at this size, 14 (means of 2 x 2 pixels) or 28."""
+    if size not in (14, 28):
+        raise cd.InputError(f"images have a size of 14 or 28, got {size!r}")
+    training, _ = load_images(images, data)
+    x = training.x[:20_000]
+    return fit_law(avg_pool2d(x, 2) if size == 14 else x, training.label[: len(x)])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A target, kernels for it, and weighted draws of the truth; `judge` tells components apart."""
+
+    name: str
+    target: cd.Target
+    process: cd.processes.Gaussian
+    truth: Tensor
+    weights: Tensor
+    judge: FactorMixture
+    kept: float
+    """How much of the exact sampler's work was useful: a share of 1 is an easy problem."""
+
+    def shares(self, x: Tensor, weights: Tensor) -> Tensor:
+        """The share of each component of the judge."""
+        return weights @ torch.cat([self.judge.responsibilities(rows, SIGMA_MIN) for rows in x.split(4096)])
+
+    @cached_property
+    def true_shares(self) -> Tensor:
+        return self.shares(self.truth, self.weights)
+
+    @cached_property
+    def axes(self) -> Tensor:
+        """The first principal directions of the truth, (n, N_AXES)."""
+        return torch.linalg.eigh(_moments(self.truth.flatten(1), self.weights)[1])[1][:, -N_AXES:]
+
+
+def guided(law: FactorLaw, label: int, scale: float, steps: cd.Ladder, seed: int = 0) -> Problem:
+    conditional, unconditional = law.conditional(label), law.unconditional()
+    process = measured_process([unconditional, conditional], steps, seed=seed)
+    target = cd.guided(conditional, unconditional, scale)
+    x, kept = guided_draws(law, label, scale, N_TRUTH, cd.Stream(seed).at("truth"), SIGMA_MIN)
+    return Problem(f"w = {scale:g}", target, process, x, torch.full((len(x),), 1 / len(x)).double(), conditional, kept)
+
+
+def tilted(
+    law: FactorLaw, label: int, name: str, reward: Callable[[Tensor], Tensor], steps: cd.Ladder, seed: int = 0
+) -> Problem:
+    """`reward` must have a gradient: methods that use it are compared with those that do not."""
+    model = law.conditional(label)
+    x = model.sample(N_TRUTH, cd.Stream(seed).at("truth"), SIGMA_MIN)
+    weights = torch.softmax(reward(model.predict(x, x.new_full((len(x),), SIGMA_MIN))), 0)
+    process = measured_process([model], steps, seed=seed)
+    kept = 1 / float(len(x) * weights.square().sum())
+    return Problem(name, model.tilt(reward, guidance="gradient"), process, x, weights, model, kept)
+
+
+def ink(law: FactorLaw, label: int, strength: float) -> Callable[[Tensor], Tensor]:
+    """`strength` per standard deviation of the mean brightness within the class: positive asks for thick strokes."""
+    mean = law.conditional(label).sample(4000, cd.Stream(1)).flatten(1).mean(1)
+    centre, spread = float(mean.mean()), float(mean.std())
+    return lambda x: strength * (x.flatten(1).mean(1) - centre) / spread
+
+
+def cluster(law: FactorLaw, label: int, strength: float) -> Callable[[Tensor], Tensor]:
+    """`strength` times the way from the mean of a class (0) to its rarest cluster of 2 % or more (1)."""
+    w = law.conditional(label).weights
+    rare = int(w.masked_fill(w < 0.02, math.inf).argmin())
+    mean = w @ law.means
+    line = law.means[rare] - mean
+    return lambda x: strength * ((x.flatten(1) - mean) @ line) / line.square().sum()
+
+
+# -- posteriors --------------------------------------------------------------------------------------------
+
+
+def half(size: int) -> Tensor:
+    """The operator (m, n) that observes the upper half of an image: the lower half is to be painted."""
+    return torch.eye(size * size, dtype=torch.float64)[: size * size // 2]
+
+
+def blurred(size: int) -> Tensor:
+    """The operator (m, n) that blurs by a Gaussian of 1.5 pixels and keeps every second pixel of both axes."""
+    r = torch.arange(-4, 5, dtype=torch.float64)
+    kernel = torch.exp(-(r[:, None].square() + r.square()) / (2 * 1.5**2))
+    identity = torch.eye(size * size, dtype=torch.float64).reshape(-1, 1, size, size)
+    rows = conv2d(identity, (kernel / kernel.sum())[None, None], padding=4)[:, 0, ::2, ::2]
+    return rows.flatten(1).T.contiguous()
+
+
+def posterior(law: FactorLaw, operator: Tensor, noise: float, name: str, steps: cd.Ladder, seed: int = 0) -> Problem:
+    """A fresh image of the law is seen through `operator` with this noise; which images may it have been?"""
+    model = law.unconditional()
+    stream = cd.Stream(seed).at("posterior", name)
+    hidden = model.sample(1, stream.at("image"))
+    seen = hidden.flatten(1) @ operator.T + noise * stream.at("noise").normal((1, len(operator)))
+
+    def reward(x: Tensor) -> Tensor:
+        return -0.5 * (x.flatten(1) @ operator.T - seen).square().sum(1) / noise**2
+
+    x, log_q = conjugate_draws(law, operator, noise, seen[0], N_TRUTH, stream.at("truth"))
+    t = x.new_full((len(x),), SIGMA_MIN)
+    log_w = model.log_prob(x, SIGMA_MIN) + reward(model.predict(x, t)) - log_q
+    weights = torch.softmax(log_w, 0)
+    process = measured_process([model], steps, seed=seed)
+    kept = 1 / float(len(x) * weights.square().sum())
+    target = model.tilt(reward, guidance="gradient", anneal=cd.anneal.of_time(_widened(noise)))
+    return Problem(name, target, process, x, weights, model, kept)
+
+
+def _widened(noise: float) -> Callable[[Tensor], Tensor]:
+    """At noise t, a prediction is off by about `t / sqrt(1 + t^2)`: an observation is worth less by that much."""
+    return lambda t: noise**2 / (noise**2 + t * t / (1 + t * t) - SIGMA_MIN**2 / (1 + SIGMA_MIN**2))
+
+
+def conjugate_draws(
+    law: FactorLaw, operator: Tensor, noise: float, seen: Tensor, n: int, stream: cd.Stream
+) -> tuple[Tensor, Tensor]:
+    """Draws of `p_t(x) N(seen; H x_0(x), noise^2)`, up to how each component predicts, and their log-density.
+
+    Within component k the prediction is linear, `x_0 = mu + G (x - mu)`, so `x` is Gaussian given what was seen.
+    """
+    size = law.means.shape[1]
+    eye = torch.eye(size, dtype=torch.float64)
+    logs, gaussians = [], []
+    for k in range(len(law.weights)):
+        covariance = (law.axes[k] * law.variances[k]) @ law.axes[k].T + law.floor * eye
+        wide = covariance + SIGMA_MIN**2 * eye
+        h = operator @ covariance @ torch.linalg.inv(wide)
+        total = h @ wide @ h.T + noise**2 * torch.eye(len(operator), dtype=torch.float64)
+        gain = torch.linalg.solve(total, h @ wide).T
+        mean = law.means[k] + gain @ (seen - operator @ law.means[k])
+        left = wide - gain @ h @ wide
+        logs.append(_log_normal(seen - operator @ law.means[k], torch.linalg.cholesky(total)) + law.weights[k].log())
+        gaussians.append((mean, torch.linalg.cholesky((left + left.T) / 2)))
+    log_share = torch.stack(logs).log_softmax(0)
+    which = stream.at("component").categorical(log_share.expand(n, -1))
+    z = stream.at("noise").normal((n, size))
+    x = torch.zeros_like(z)
+    for k in which.unique().tolist():
+        x[which == k] = gaussians[k][0] + z[which == k] @ gaussians[k][1].T
+    likely = (log_share > log_share.max() - 30).nonzero()[:, 0].tolist()
+    log_q = torch.stack([log_share[k] + _log_normal(x - gaussians[k][0], gaussians[k][1]) for k in likely])
+    return x.reshape(n, *law.event_shape), log_q.logsumexp(0)
+
+
+def _log_normal(offset: Tensor, factor: Tensor) -> Tensor:
+    z = torch.linalg.solve_triangular(factor, offset.reshape(-1, len(factor)).T, upper=False)
+    log_p = -0.5 * z.square().sum(0) - factor.diagonal().log().sum() - 0.5 * len(factor) * math.log(2 * math.pi)
+    return log_p.reshape(offset.shape[:-1])
+
+
+# -- errors ------------------------------------------------------------------------------------------------
+
+
+def frechet(x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> float:
+    """`|mean difference|^2 + tr(A + B - 2 (A B)^(1/2))` of two weighted samples of features (n, k)."""
+    (a, cov_a), (b, cov_b) = (_moments(*pair) for pair in ((x, w), (y, v)))
+    values, vectors = torch.linalg.eigh(cov_a)
+    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
+    cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
+    return float((a - b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
+
+
+def _moments(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    w = w / w.sum()
+    mean = w @ x
+    offset = x - mean
+    return mean, (offset * w[:, None]).T @ offset
+
+
+def errors(problem: Problem, x: Tensor, weights: Tensor) -> dict[str, float]:
+    """How far weighted draws are from the truth.
+
+    `shares`: total variation between the shares of components; `frechet`: in the first principal coordinates of the
+    truth; `spread`: their total variance relative to the truth's.
+    """
+    w, v = weights.double(), problem.weights
+    ours, theirs = x.double().flatten(1) @ problem.axes, problem.truth.flatten(1) @ problem.axes
+    tv = 0.5 * float((problem.shares(x.double(), w) - problem.true_shares).abs().sum())
+    spread = float(_moments(ours, w)[1].trace() / _moments(theirs, v)[1].trace())
+    return {"shares": tv, "frechet": frechet(ours, w, theirs, v), "spread": spread}
+
+
+def exact_errors(problem: Problem, n: int, stream: cd.Stream) -> dict[str, float]:
+    """The errors of n independent draws of the truth: what no sampler with so many draws can beat."""
+    index = stream.categorical(problem.weights.log().expand(n, -1))
+    return errors(problem, problem.truth[index], torch.full((n,), 1 / n).double())

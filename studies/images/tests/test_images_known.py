@@ -1,0 +1,149 @@
+"""The known laws of images: closed forms, exact draws, and what a wrong formula would do to them."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import crepe_diffusion as cd
+from checks import assert_mean, refuted
+from studies.images import data, known, mixture, problems
+
+T = 0.3
+
+
+@pytest.fixture(scope="module")
+def law():
+    """Five overlapping clusters of images of 2 x 3 pixels in two classes."""
+    g = torch.Generator().manual_seed(0)
+    means = torch.randn(5, 6, generator=g, dtype=torch.float64)
+    axes = torch.linalg.qr(torch.randn(5, 6, 2, generator=g, dtype=torch.float64))[0]
+    variances = torch.rand(5, 2, generator=g, dtype=torch.float64) + 0.2
+    first = torch.tensor([0.9, 0.2, 0.6, 0.05, 0.4], dtype=torch.float64)
+    weights = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15], dtype=torch.float64)
+    return mixture.FactorLaw(weights, means, axes, variances, 0.1, torch.stack([first, 1 - first], 1), (1, 2, 3))
+
+
+def same_by_full_matrices(law, weights):
+    covariances = (law.axes * law.variances[:, None]) @ law.axes.mT + law.floor * torch.eye(6, dtype=torch.float64)
+    return cd.models.GaussianMixture(weights, law.means.reshape(5, 1, 2, 3), covariances=covariances)
+
+
+def test_factors_are_a_mixture_of_full_covariances(law):
+    x, t = cd.Stream(1).normal((7, 1, 2, 3)), torch.linspace(0.1, 2.0, 7).double()
+
+    def check(tried):
+        for label in (0, 1):
+            ours = tried.conditional(label)
+            full = same_by_full_matrices(law, ours.weights)
+            torch.testing.assert_close(ours.predict(x, t), full.predict(x, t), rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(ours.log_prob(x, T), full.log_prob(x, T), rtol=1e-10, atol=1e-10)
+        both = tried.conditional(0), tried.unconditional()
+        for one, together in zip(both, both[0].predict_together(both, x, t), strict=True):
+            torch.testing.assert_close(one.predict(x, t), together)
+
+    check(law)
+    refuted(lambda: check(replace(law, floor=0.11)))
+
+
+def test_the_unconditional_model_is_the_mixture_of_the_conditional_ones(law):
+    x = cd.Stream(2).normal((50, 1, 2, 3))
+    share = law.weights @ law.labels
+    both = torch.stack([share[c].log() + law.conditional(c).log_prob(x, T) for c in (0, 1)])
+    torch.testing.assert_close(both.logsumexp(0), law.unconditional().log_prob(x, T))
+    by_bayes = both[0] - both.logsumexp(0)
+    torch.testing.assert_close(law.class_log_probability(x, 0, T), by_bayes)
+
+
+def test_guided_draws_have_the_guided_law(law):
+    w, n = 3.0, 4000
+    model = law.conditional(0)
+    # Unguided draws, weighted by the definition p(x|c)^w p(x)^(1-w) / p(x|c).
+    x = model.sample(40_000, cd.Stream(3), T)
+    log_w = (w - 1) * (model.log_prob(x, T) - law.unconditional().log_prob(x, T))
+    expected = torch.softmax(log_w, 0) @ x.flatten(1)[:, 0]
+
+    def check(scale):
+        draws, kept = mixture.guided_draws(law, 0, scale, n, cd.Stream(4), T)
+        assert 0 < kept < 1
+        assert len(draws) == n
+        assert_mean(draws.flatten(1)[:, 0], float(expected))
+
+    check(w)
+    refuted(lambda: check(w - 1))
+
+
+def test_a_posterior_of_one_component_is_drawn_exactly(law):
+    one = replace(
+        law,
+        weights=torch.ones(1).double(),
+        **{name: getattr(law, name)[:1] for name in ("means", "axes", "variances", "labels")},
+    )
+    operator = cd.Stream(5).normal((3, 6))
+    seen, noise = torch.tensor([0.3, -0.2, 1.0]).double(), 0.4
+    x, log_q = problems.conjugate_draws(one, operator, noise, seen, 200, cd.Stream(6))
+    model, t = one.unconditional(), torch.full((200,), problems.SIGMA_MIN, dtype=torch.float64)
+
+    def check(noise):
+        residual = model.predict(x, t).flatten(1) @ operator.T - seen
+        log_p = model.log_prob(x, problems.SIGMA_MIN) - 0.5 * residual.square().sum(1) / noise**2
+        assert float((log_p - log_q).std()) < 1e-9  # the same density up to its normaliser
+
+    check(noise)
+    refuted(lambda: check(0.41))
+
+
+def test_errors_vanish_on_the_truth_and_see_a_lost_mode(law):
+    steps = cd.ladder.karras(9, problems.SIGMA_MIN, problems.SIGMA_MAX)
+    problem = problems.guided(law, 0, 2.0, steps)
+    found = problems.errors(problem, problem.truth, problem.weights)
+    assert found == pytest.approx({"shares": 0, "frechet": 0, "spread": 1}, abs=1e-6)
+    lost = problem.judge.responsibilities(problem.truth, problems.SIGMA_MIN)[:, 0] < 0.5
+    x = problem.truth[lost]
+    found = problems.errors(problem, x, torch.full((len(x),), 1 / len(x)))
+    assert found["shares"] > 0.05
+    assert found["frechet"] > 0.01
+
+
+def test_frechet_of_gaussians():
+    a = cd.Stream(7).normal((1000, 2)) * torch.tensor([2.0, 1.0]).double() + torch.tensor([1.0, 0.0]).double()
+    w = torch.full((1000,), 1e-3).double()
+    shift, scale = torch.tensor([3.0, 4.0]).double(), 3.0
+    mean = a.mean(0)
+    b = (a - mean) * scale + mean + shift
+    # |shift|^2 + sum over axes of (scale sd - sd)^2, with the sample's own variances
+    expected = 25 + (scale - 1) ** 2 * float((a - mean).square().mean(0).sum())
+    assert problems.frechet(a, w, b, w) == pytest.approx(expected)
+
+
+def test_idx_files_are_read_and_others_refused(tmp_path):
+    x = np.arange(3 * 28 * 28).reshape(3, 28, 28).astype(np.uint8)
+    y = np.array([1, 0, 2], np.uint8)
+
+    def write(stem, array):
+        header = bytes([0, 0, 8, array.ndim]) + b"".join(int(n).to_bytes(4, "big") for n in array.shape)
+        (tmp_path / f"{stem}-idx-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+
+    for part in ("train", "t10k"):
+        write(f"{part}-images", x)
+        write(f"{part}-labels", y)
+    data.import_images("mnist", tmp_path, tmp_path / "kept")
+    training, test = data.load_images("mnist", tmp_path / "kept")
+    assert training.label.tolist() == [1, 0, 2]
+    torch.testing.assert_close(test.x[:, 0], torch.tensor(x) / 127.5 - 1)
+    (tmp_path / "train-images-idx-ubyte.gz").write_bytes(gzip.compress(b"PNG and more"))
+    with pytest.raises(cd.InputError, match="no IDX file"):
+        data.import_images("mnist", tmp_path, tmp_path / "kept")
+    with pytest.raises(cd.InputError, match="no images 'fashion'"):
+        data.load_images("fashion", tmp_path / "kept")
+
+
+@pytest.mark.slow
+def test_tiny_methods_come_near_the_truth():
+    found = known.tiny()
+    for name in ("RNE-SMC", "particle Gibbs", "CREPE"):
+        assert found[name] < 0.15, found
