@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m studies
 
 .DEFAULT_GOAL := help
-.PHONY: help demo plan mazes molecules walker-0 walker-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
+.PHONY: help demo plan mazes images gallery molecules walker-0 walker-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,14 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes study
 	$(RUN).mazes refine
 	$(RUN).mazes page
+
+images: $(READY) ## the study of images from shipped weights: tables, curves, pictures (an hour)
+	$(RUN).images known
+	$(RUN).images trained
+	$(RUN).images page
+
+gallery: $(READY) ## one picture of guided digits and of wishes (two minutes)
+	$(RUN).images gallery
 
 molecules: export OMP_NUM_THREADS := 1
 

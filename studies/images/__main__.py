@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 
-from studies.images import data, known, model
+from studies.images import data, known, model, problems, tables, trained
+from studies.images.gallery import gallery
 from studies.shared.results import Results
 
 DATA, RESULTS = Path("data/images"), Path("results/images")
+PAGE = Path(__file__).parent / "README.md"
+
+
+def _follow(names: Iterable[str], options: argparse.Namespace, text: str, total: int | None = None) -> None:
+    from rich.progress import Progress
+
+    with Progress(disable=options.quiet) as bars:
+        task = bars.add_task(text, total=total)
+        for name in names:
+            bars.advance(task)
+            bars.console.print(name, highlight=False)
 
 
 def make_data(options: argparse.Namespace) -> None:
@@ -19,17 +31,45 @@ def make_data(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    for line in model.train_model(options.images, options.data, options.out):
-        print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
+    lines = model.train_model(options.images, options.data, options.out)
+    texts = ("  ".join(f"{k} {v:.5g}" for k, v in line.items()) for line in lines)
+    _follow(texts, options, f"{options.images}: checkpoints", model.SETTINGS.n_steps // model.EVERY)
 
 
 def classifier(options: argparse.Namespace) -> None:
     print(model.train_classifier(options.images, options.data, options.out))
 
 
+def ship(options: argparse.Namespace) -> None:
+    print(f"Wrote {model.ship(options.images, options.data, options.out, options.to)}")
+
+
+def fit(options: argparse.Namespace) -> None:
+    print(f"Wrote {problems.keep_law(options.images, 14, options.data)}")
+
+
 def run_known(options: argparse.Namespace) -> None:
-    for name in known.run_all(options.data, Results(options.out), options.seeds):
-        print(name, flush=True)
+    results = Results(options.out)
+    names = known.run_all(options.data, results, options.seeds, lambda case: case.size <= options.size)
+    _follow(names, options, "known truth: problems and seeds")
+
+
+def run_trained(options: argparse.Namespace) -> None:
+    painter, results = model.load_painter(options.weights or options.images), Results(options.out)
+    sizes = trained.Sizes(n_seeds=options.seeds)
+    _follow(trained.wish_curves(options.images, painter, results, sizes), options, "wishes")
+    if f"refinement {options.images}" not in results:
+        print(trained.refine(options.images, painter, results, sizes))
+    _follow(trained.guidance_table(options.images, painter, results, sizes), options, "guidance")
+
+
+def make_gallery(options: argparse.Namespace) -> None:
+    painter = model.load_painter(options.weights or options.images)
+    print(f"Drew {gallery(options.images, painter, options.picture)}")
+
+
+def page(options: argparse.Namespace) -> None:
+    print("Made", *tables.fill_page(Results(options.out), options.page), sep="\n  ")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,9 +80,9 @@ def main(arguments: list[str] | None = None) -> None:
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("--images", choices=tuple(data.CLASSES), default="mnist")
         sub.add_argument("--data", type=Path, default=DATA, help="where images are kept")
-        sub.add_argument("--out", type=Path, default=RESULTS, help="where results are kept")
-        sub.add_argument("--seed", type=int, default=0)
+        sub.add_argument("--out", type=Path, default=RESULTS, help="where results and trainings are kept")
         sub.add_argument("--threads", type=int, default=1)
+        sub.add_argument("--quiet", action="store_true", help="no progress bars")
         sub.set_defaults(function=function)
         return sub
 
@@ -50,8 +90,20 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("source", type=Path)
     command("train", train, "train the denoiser, or continue a training")
     command("classifier", classifier, "train the classifier")
+    sub = command("ship", ship, "measure a trained network and write one file that the study needs")
+    sub.add_argument("--to", type=Path, default=model.WEIGHTS)
+    command("fit", fit, "fit the known law to the images and keep it")
     sub = command("known", run_known, "every method against a known truth; continues if it was stopped")
     sub.add_argument("--seeds", type=int, default=4)
+    sub.add_argument("--size", type=int, default=14, choices=(14, 28), help="28 adds a case in 784 dimensions")
+    sub = command("trained", run_trained, "guidance, wishes and a change of mind with the trained network; continues")
+    sub.add_argument("--weights", type=Path, help="a file that `ship` wrote, in place of the shipped one")
+    sub.add_argument("--seeds", type=int, default=3)
+    sub = command("gallery", make_gallery, "one picture of guidance and wishes")
+    sub.add_argument("--weights", type=Path, help="a file that `ship` wrote, in place of the shipped one")
+    sub.add_argument("--picture", type=Path, default=Path("results/gallery.png"))
+    sub = command("page", page, "fill the tables of the page and draw its figures from the results")
+    sub.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     options.function(options)

@@ -24,9 +24,13 @@ class Setting:
     n_steps: int
     n_states: int
     process: cd.processes.Process | None = None
+    n_finish: int = 0
+    """Plain steps below level 0, as many per decade of noise as above it."""
 
     def ladder(self, substeps: int) -> cd.Ladder:
-        return cd.ladder.karras(self.n_steps // substeps + 1, self.sigma_min, self.sigma_max, substeps=substeps)
+        steps = cd.ladder.karras(self.n_steps // substeps + 1, self.sigma_min, self.sigma_max, substeps=substeps)
+        below = cd.ladder.karras(self.n_finish + 1, self.sigma_min / 5, self.sigma_min).times if self.n_finish else ()
+        return cd.ladder.of(steps.times, substeps, [float(t) for t in below][-2::-1])
 
 
 Method = Callable[[cd.Target, Setting, int], cd.Result]
@@ -38,22 +42,38 @@ def plain(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
     return cd.Plain(target, setting.ladder(1), process=setting.process, seed=seed).sample(n, progress=False)
 
 
-def smc(weight: cd.Weight, substeps: int = 4, cost: int = 1) -> Method:
+def smc(weight: cd.Weight, substeps: int = 4, cost: int = 1, n_batches: int = 1) -> Method:
+    """Batches are independent runs and count equally, as a user of one of them would see it."""
+
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
-        n = setting.n_states // (cost * setting.n_steps + 1)
-        steps = setting.ladder(substeps)
-        sampler = cd.SMC(target, steps, n_particles=n, weight=weight, process=setting.process, seed=seed)
+        n = setting.n_states // (cost * setting.n_steps + 1) // n_batches
+        sampler = cd.SMC(
+            target,
+            setting.ladder(substeps),
+            n_particles=n,
+            n_batches=n_batches,
+            pool="equal",
+            weight=weight,
+            process=setting.process,
+            seed=seed,
+        )
         return sampler.sample(progress=False)
 
     return run
 
 
-def gibbs(n_particles: int = 64, substeps: int = 4) -> Method:
+def gibbs(n_particles: int = 64, substeps: int = 4, n_chains: int = 1) -> Method:
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
         sweep = (n_particles - 1) * (setting.n_steps + 1) + setting.n_steps
-        n = max(2, setting.n_states // sweep - 1)  # the first pass costs about as much as a sweep
-        steps = setting.ladder(substeps)
-        chain = cd.ParticleGibbs(target, steps, n_particles=n_particles, process=setting.process, seed=seed)
+        n = max(1, setting.n_states // n_chains // sweep - 1)  # the first pass costs about as much as a sweep
+        chain = cd.ParticleGibbs(
+            target,
+            setting.ladder(substeps),
+            n_particles=n_particles,
+            n_chains=n_chains,
+            process=setting.process,
+            seed=seed,
+        )
         return chain.sample(n, progress=False)
 
     return run
@@ -64,7 +84,7 @@ def crepe(substeps: int = 16, n_chains: int = 8) -> Method:
 
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
         steps = setting.ladder(substeps)
-        n = (setting.n_states // n_chains - setting.n_steps - 1) // (steps.n_levels * substeps)
+        n = max(2, (setting.n_states // n_chains - setting.n_steps - 1) // (steps.n_levels * substeps))
         chain = cd.ReplicaExchange(target, steps, n_chains=n_chains, process=setting.process, seed=seed)
         return chain.sample(n, progress=False)
 

@@ -42,6 +42,18 @@ class FactorLaw:
     labels: Tensor
     event_shape: tuple[int, ...]
 
+    def to_tensors(self) -> dict[str, Tensor]:
+        floor, shape = torch.tensor(self.floor, dtype=torch.float64), torch.tensor(self.event_shape)
+        tensors = {
+            name: getattr(self, name).contiguous() for name in ("weights", "means", "axes", "variances", "labels")
+        }
+        return tensors | {"floor": floor, "event_shape": shape}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, Tensor]) -> FactorLaw:
+        rest = {name: x for name, x in tensors.items() if name not in ("floor", "event_shape")}
+        return cls(**rest, floor=float(tensors["floor"]), event_shape=tuple(tensors["event_shape"].tolist()))
+
     def log_components(self, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """`log N_k(x)` (rows, k), and the coordinates of x - mu_k along the factors (rows, k, q)."""
         x = x.flatten(1)

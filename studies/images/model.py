@@ -6,33 +6,31 @@ D(y, sigma, c) = E[x_0 | y, c],  c = 0..9, or 10 for "any class"          log p(
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
+from crepe_diffusion.processes import FisherTable, Gaussian
 from studies.images.data import Images, load_images
 from studies.images.network import Classifier, UNet
+from studies.images.wishes import MEASURES
 from studies.shared.training import Settings, load_weights, loss, save_weights, train
 
-__all__ = [
-    "DROPPED",
-    "NETWORK",
-    "SETTINGS",
-    "SHAPE",
-    "load_classifier",
-    "load_model",
-    "train_classifier",
-    "train_model",
-]
+__all__ = ["NETWORK", "NOISE", "SETTINGS", "Painter", "load_painter", "ship", "train_classifier", "train_model"]
 
 SHAPE = (1, 28, 28)
+NOISE = (0.02, 20.0)  # between which the network is measured and used
+WEIGHTS = Path(__file__).parent / "weights"
 NETWORK = {"width": 32, "depth": 1, "n_classes": 10}
 SETTINGS = Settings(n_steps=10_000, batch=64, rate=1e-3, warm_up=200, noise_mean=-1.0, noise_std=1.3)
+EVERY = 250
 DROPPED = 0.15  # the share of labels that are hidden in training: D(y, sigma, 10) is the unconditional model
 SIGMA_DATA = 0.6  # the standard deviation of pixels is .62 for digits and .71 for clothes
 
@@ -67,7 +65,7 @@ def train_model(
 
     work = folder / name
     average = build(network)
-    for line in train(model, batches, settings, work, validate=validate, every=min(250, settings.n_steps)):
+    for line in train(model, batches, settings, work, validate=validate, every=min(EVERY, settings.n_steps)):
         yield line
         average.load_state_dict(load_weights(work / "average.safetensors")[0])
         about = {"images": name, "network": network, "settings": asdict(settings), "last": line}
@@ -108,25 +106,113 @@ def train_classifier(name: str, data: Path, folder: Path, n_epochs: int = 3, bat
     return found
 
 
-def weights_folder() -> Path:
-    return Path(__file__).parent / "weights"
+# -- what is shipped ---------------------------------------------------------------------------------------
 
 
-def load_model(name: str, folder: Path | None = None) -> tuple[list[cd.models.Denoiser], cd.models.Denoiser]:
-    """The conditional models, one per class, and the unconditional one: all conditions of one network."""
-    weights, about = load_weights((folder or weights_folder()) / f"{name}.safetensors")
+def cosines(n: int = 28) -> Tensor:
+    """The orthonormal cosine transform of images (n, n), (n^2, n^2): smooth images have few large coordinates in it."""
+    k = torch.arange(n, dtype=torch.float64)
+    rows = torch.cos(math.pi / n * (k + 0.5) * k[:, None]) * math.sqrt(2 / n)
+    rows[0] /= math.sqrt(2)
+    return torch.kron(rows, rows)
+
+
+@dataclass(frozen=True)
+class Painter:
+    """A trained network with what was measured of it, and the classifier that judges its images.
+
+    `models` are the conditional models and, last, the unconditional one. `moments` (measures, classes, 2) are mean and
+    standard deviation of the real images' measures (`wishes.MEASURES`); `features` are the means (classes, k) and
+    covariances (classes, k, k) of the classifier's features of real images.
+    """
+
+    models: list[cd.models.Denoiser]
+    table: FisherTable
+    classifier: Classifier
+    moments: Tensor
+    features: tuple[Tensor, Tensor]
+    about: dict[str, Any]
+
+    def conditional(self, label: int) -> cd.Target:
+        return self.models[label].as_target()
+
+    def guided(self, label: int, scale: float) -> cd.Target:
+        return cd.guided(self.models[label], self.models[-1], scale)
+
+    def process(self, target: cd.Target) -> Gaussian:
+        """Kernels for a target of these models, with one variance per cosine."""
+        which = [j for model in target.models for j, own in enumerate(self.models) if own is model]
+        table = FisherTable(self.table.times, self.table.values[which], self.table.mean[which])
+        return Gaussian(variance="fisher-diagonal", basis=cosines(), information=table)
+
+
+def as_models(model: cd.models.EDM, n_classes: int) -> list[cd.models.Denoiser]:
+    """One model per class and, last, the unconditional one: all are conditions of one network."""
+    model.eval().requires_grad_(False)
+    return [cd.models.Denoiser(model, SHAPE, condition=torch.tensor(c)) for c in range(n_classes + 1)]
+
+
+def ship(name: str, data: Path, trained: Path, out: Path, n: int = 256, n_times: int = 15) -> Path:
+    """Measure a trained network on training images and write all that `load_painter` needs to one file."""
+    weights, about = load_weights(trained / f"{name}.safetensors")
     network = json.loads(about["network"])
     model = build(network)
     model.load_state_dict(weights)
-    model.eval().requires_grad_(False)
-    *classes, none = (
-        cd.models.Denoiser(model, SHAPE, condition=torch.tensor(c)) for c in range(network["n_classes"] + 1)
+    judge = load_classifier(trained / f"{name}-classifier.safetensors")
+    training, _ = load_images(name, data)
+    times = cd.ladder.karras(n_times, *NOISE).times
+    process = Gaussian(variance="fisher-diagonal", basis=cosines())
+    groups = [training.of_class(c) for c in range(network["n_classes"])]
+    drawn = [*(x[:n] for x in groups), training.x[:n]]
+    tables = [
+        cd.information_from_data(denoiser, x, times, process, cd.Stream(j)).state_dict()
+        for j, (denoiser, x) in enumerate(zip(as_models(model, network["n_classes"]), drawn, strict=True))
+    ]
+    with torch.no_grad():
+        seen = [judge.features(x[:2000]).double() for x in groups]
+        measured = torch.stack([torch.stack([f(x[:2000]) for x in groups]) for f in MEASURES.values()])
+    others = {
+        "measured.times": times,
+        "measured.values": torch.cat([t["values"] for t in tables]).half(),
+        "measured.mean": torch.cat([t["mean"] for t in tables]).float(),
+        "measured.moments": torch.stack([measured.mean(2), measured.std(2)], 2),
+        "measured.feature_mean": torch.stack([x.mean(0) for x in seen]).float(),
+        "measured.feature_covariance": torch.stack([torch.cov(x.T) for x in seen]).float(),
+        **{f"classifier.{k}": v for k, v in judge.state_dict().items()},
+    }
+    path = out / f"{name}.safetensors"
+    save_weights(path, model, about, others)
+    return path
+
+
+def load_painter(name: str | Path) -> Painter:
+    """A shipped network by the name of its images, or one from a file that `ship` wrote."""
+    path = Path(name)
+    if path.suffix != ".safetensors":
+        path = WEIGHTS / f"{name}.safetensors"
+    tensors, about = load_weights(path)
+    measured = {k.removeprefix("measured."): tensors.pop(k) for k in list(tensors) if k.startswith("measured.")}
+    judged = {k.removeprefix("classifier."): tensors.pop(k) for k in list(tensors) if k.startswith("classifier.")}
+    facts = {key: json.loads(value) for key, value in about.items()}
+    model = build(facts["network"])
+    model.load_state_dict(tensors)
+    return Painter(
+        as_models(model, facts["network"]["n_classes"]),
+        FisherTable(measured["times"].double(), measured["values"].double(), measured["mean"].double()),
+        classifier_of(judged),
+        measured["moments"],
+        (measured["feature_mean"].double(), measured["feature_covariance"].double()),
+        facts,
     )
-    return classes, none
 
 
-def load_classifier(name: str, folder: Path | None = None) -> Classifier:
-    weights, _ = load_weights((folder or weights_folder()) / f"{name}-classifier.safetensors")
-    model = Classifier()
+def load_classifier(path: Path) -> Classifier:
+    return classifier_of(load_weights(path)[0])
+
+
+def classifier_of(weights: dict[str, Tensor]) -> Classifier:
+    """A classifier of the size of these weights."""
+    n_classes, n_features = weights["head.weight"].shape
+    model = Classifier(len(weights["body.0.weight"]), n_features, n_classes)
     model.load_state_dict(weights)
     return model.eval().requires_grad_(False)

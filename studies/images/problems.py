@@ -16,10 +16,12 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d
 
 import crepe_diffusion as cd
+from crepe_diffusion.run import publish
 from studies.images.data import load_images
 from studies.images.mixture import FactorLaw, FactorMixture, fit_law, guided_draws, measured_process
 
@@ -32,26 +34,44 @@ __all__ = [
     "errors",
     "exact_errors",
     "frechet",
+    "frechet_of_moments",
     "guided",
     "half",
     "ink",
+    "keep_law",
     "known_law",
+    "moments_of",
     "posterior",
     "tilted",
 ]
 
+LAWS = Path(__file__).parent / "weights"
 SIGMA_MIN, SIGMA_MAX = 0.1, 20.0
 N_TRUTH = 10_000
 N_AXES = 20
 
 
-def known_law(images: str, data: Path, size: int = 14) -> FactorLaw:
-    """The law fitted to the first 20,000 training images at this size, 14 (means of 2 x 2 pixels) or 28."""
+def known_law(images: str, size: int, data: Path, kept: Path = LAWS) -> FactorLaw:
+    """The law of the first 20,000 training images at this size, 14 (means of 2 x 2 pixels) or 28.
+
+    It is read from `kept` if it is there, and else fitted to the images in `data`.
+    """
     if size not in (14, 28):
         raise cd.InputError(f"images have a size of 14 or 28, got {size!r}")
+    path = kept / f"law-{images}-{size}.safetensors"
+    if path.exists():
+        return FactorLaw.from_tensors(load_file(path))
     training, _ = load_images(images, data)
     x = training.x[:20_000]
     return fit_law(avg_pool2d(x, 2) if size == 14 else x, training.label[: len(x)])
+
+
+def keep_law(images: str, size: int, data: Path, kept: Path = LAWS) -> Path:
+    """Write the law to a file, in float64: what is measured with it is then the same to the last bit."""
+    path = kept / f"law-{images}-{size}.safetensors"
+    kept.mkdir(parents=True, exist_ok=True)
+    publish(path, save(known_law(images, size, data, kept).to_tensors()))
+    return path
 
 
 @dataclass(frozen=True)
@@ -78,7 +98,7 @@ class Problem:
     @cached_property
     def axes(self) -> Tensor:
         """The first principal directions of the truth, (n, N_AXES)."""
-        return torch.linalg.eigh(_moments(self.truth.flatten(1), self.weights)[1])[1][:, -N_AXES:]
+        return torch.linalg.eigh(moments_of(self.truth.flatten(1), self.weights)[1])[1][:, -N_AXES:]
 
 
 def guided(law: FactorLaw, label: int, scale: float, steps: cd.Ladder, seed: int = 0) -> Problem:
@@ -201,14 +221,20 @@ def _log_normal(offset: Tensor, factor: Tensor) -> Tensor:
 
 def frechet(x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> float:
     """`|mean difference|^2 + tr(A + B - 2 (A B)^(1/2))` of two weighted samples of features (n, k)."""
-    (a, cov_a), (b, cov_b) = (_moments(*pair) for pair in ((x, w), (y, v)))
+    return frechet_of_moments(moments_of(x, w), moments_of(y, v))
+
+
+def frechet_of_moments(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
+    """The same from means and covariances."""
+    (a, cov_a), (b, cov_b) = one, other
     values, vectors = torch.linalg.eigh(cov_a)
     root = vectors * values.clamp(min=0).sqrt() @ vectors.T
     cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
     return float((a - b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
 
 
-def _moments(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+def moments_of(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of weighted rows."""
     w = w / w.sum()
     mean = w @ x
     offset = x - mean
@@ -224,7 +250,7 @@ def errors(problem: Problem, x: Tensor, weights: Tensor) -> dict[str, float]:
     w, v = weights.double(), problem.weights
     ours, theirs = x.double().flatten(1) @ problem.axes, problem.truth.flatten(1) @ problem.axes
     tv = 0.5 * float((problem.shares(x.double(), w) - problem.true_shares).abs().sum())
-    spread = float(_moments(ours, w)[1].trace() / _moments(theirs, v)[1].trace())
+    spread = float(moments_of(ours, w)[1].trace() / moments_of(theirs, v)[1].trace())
     return {"shares": tv, "frechet": frechet(ours, w, theirs, v), "spread": spread}
 
 

@@ -1,0 +1,176 @@
+"""The page of the study: its tables and figures, from the results alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from studies.images import pictures
+from studies.images.known import CASES, Case
+from studies.images.wishes import IMPOSSIBLE, WISHES
+from studies.shared.pages import fill, markdown
+from studies.shared.results import Results
+
+__all__ = ["fill_page"]
+
+FIGURES = Path(__file__).parent / "figures"
+
+
+def mean_and_error(values: Sequence[float], digits: int = 3) -> str:
+    """Mean +- standard error over seeds.
+
+    >>> mean_and_error([0.1, 0.3])
+    '.200 ± .100'
+    """
+    mean = sum(values) / len(values)
+    text = f"{mean:.{digits}f}"
+    if len(values) > 1:
+        error = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+        text += f" ± {error:.{digits}f}"
+    return text.replace("0.", ".") if abs(mean) < 1 else text
+
+
+# -- storey 1 ----------------------------------------------------------------------------------------------
+
+
+def seeds_of(results: Results, case: Case) -> list[dict[str, Any]]:
+    return [results[name] for name in results.names(f"{case.name} seed *".replace(" ", "-"))]
+
+
+def known_table(results: Results, cases: Iterable[Case], key: str, digits: int) -> str | None:
+    """Methods in rows, cases in columns: one error, mean and standard error over seeds."""
+    found = {case: seeds_of(results, case) for case in cases}
+    found = {case: records for case, records in found.items() if records}
+    if not found:
+        return None
+    names: list[str] = []
+    for records in found.values():
+        names += [name for name in records[0]["errors"] if name not in names]
+    head = ["method", *(column(case, records) for case, records in found.items())]
+    rows = []
+    for name in names:
+        cells = []
+        for records in found.values():
+            values = [r["errors"][name][key] for r in records if name in r["errors"]]
+            cells.append(mean_and_error(values, digits) if values else "–")
+        rows.append([f"{name}, as many draws" if name == "truth" else name, *cells])
+    return markdown(head, rows)
+
+
+def column(case: Case, records: list[dict[str, Any]]) -> str:
+    what = f"w = {case.what}" if case.kind == "guided" else case.what
+    n = len(records)
+    return f"{case.images}, {what} (kept {records[0]['kept']:.2f}, {n} seed{'s' if n > 1 else ''})"
+
+
+def known_figure(results: Results, case: Case, shown: Sequence[str], n: int = 12) -> Path | None:
+    records = seeds_of(results, case)
+    if not records:
+        return None
+    arrays = results.arrays(f"{case.name} seed 0")
+    rows = {name: arrays[name][:n].astype(np.float64) for name in shown}
+    shares = {name: np.array([r["errors"][name]["of components"] for r in records]) for name in shown}
+    title = f"{case.images}, class {case.label}, guidance w = {case.what}: draws, and shares of clusters"
+    return save(pictures.shares_and_images(rows, shares, title), f"known-{case.images}.png")
+
+
+# -- storey 2 ----------------------------------------------------------------------------------------------
+
+
+def guidance_table(results: Results, images: str) -> str | None:
+    """The twin of the paper's table: per method and number of samples, mean and standard error over seeds."""
+    records = [results[name] for name in results.names(f"guidance-{images}-*")]
+    if not records:
+        return None
+    rows = []
+    methods = list(records[0]["found"])
+    for method in methods:
+        for n in sorted({r["samples"] for r in records}):
+            seeds = [r["found"][method] for r in records if r["samples"] == n]
+            cells = []
+            for key, digits in (("log-probability", 3), ("accuracy", 3), ("frechet", 2), ("spread", 2)):
+                cells.append(mean_and_error([float(np.mean([c[key] for c in s])) for s in seeds], digits))
+            rows.append([method, n, *cells, f"{np.mean([c['rows'] for s in seeds for c in s]):,.0f}"])
+    return markdown(["method", "samples", "log-probability", "accuracy", "Fréchet", "spread", "rows"], rows)
+
+
+def wish_table(results: Results, images: str) -> str | None:
+    rows = []
+    for wish in (*WISHES[images], IMPOSSIBLE[images]):
+        for kind in ("alone", "guided"):
+            r = results.get(f"wish {images} {kind} {wish.text}")
+            if r is None:
+                continue
+            scale = r["wish"]["strength"]
+            rewards = [f"{v / scale:.2f}" for v in (r["without the wish"], r["smc"]["reward"], r["crepe"]["reward"])]
+            accuracy = f"{r['smc']['accuracy']:.2f}, {r['crepe']['accuracy']:.2f}"
+            rows.append([wish.text, kind, *rewards, accuracy, r["round trips"], r["verdict"].split("\n")[0]])
+    if not rows:
+        return None
+    head = ["wish", "on", "without it", "RNE-SMC", "CREPE, second half", "accuracy", "round trips", "verdict of CREPE"]
+    return markdown(head, rows)
+
+
+def wish_figures(results: Results, images: str) -> list[Path]:
+    """The grid of chains, thinned; rewards along the chains; and the change of a wish."""
+    made = []
+    rows, along = {}, {}
+    for kind in ("alone", "guided"):
+        records = [(w, results.get(f"wish {images} {kind} {w.text}")) for w in WISHES[images]]
+        there = [(w, r) for w, r in records if r is not None]
+        if not there:
+            continue
+        for w, _ in there:
+            if kind == "guided":
+                rows[w.text] = results.arrays(f"wish {images} {kind} {w.text}")["chain"]
+        along[f"wish, {kind}"] = np.array([np.mean(r["along"], 1) / r["wish"]["strength"] for _, r in there])
+        along[f"class, {kind}"] = np.array([np.mean(r["class along"], 1) for _, r in there])
+    never = results.get(f"wish {images} guided {IMPOSSIBLE[images].text}")
+    if rows:
+        if never is not None:
+            name = f"wish {images} guided {IMPOSSIBLE[images].text}"
+            rows[f"{IMPOSSIBLE[images].text} (impossible)"] = results.arrays(name)["chain"]
+        made.append(save(pictures.rows_of_images(rows, "One chain each, from left to right"), f"wishes-{images}.png"))
+        panels = {
+            "reward per strength": {k.removeprefix("wish, "): v for k, v in along.items() if k.startswith("wish")},
+            "log p(class)": {k.removeprefix("class, "): v for k, v in along.items() if k.startswith("class")},
+        }
+        made.append(save(pictures.curves(panels), f"along-{images}.png"))
+    changed = results.get(f"refinement {images}")
+    if changed is not None:
+        arrays = results.arrays(f"refinement {images}")
+        pair = {changed["before"]: arrays["before"], changed["after"]: arrays["after"]}
+        made.append(save(pictures.rows_of_images(pair, "The same chains before and after"), f"refinement-{images}.png"))
+    return made
+
+
+def save(figure: Any, name: str) -> Path:
+    FIGURES.mkdir(exist_ok=True)
+    figure.savefig(FIGURES / name, dpi=110)
+    return FIGURES / name
+
+
+def fill_page(results: Results, page: Path) -> list[Path]:
+    """Fill what the results allow, and leave the rest of the page as it is."""
+    guided = [c for c in CASES if c.kind == "guided" and c.size == 14]
+    others = [c for c in CASES if c.kind != "guided"]
+    large = [c for c in CASES if c.size == 28]
+    makers: dict[str, Callable[[], str | None]] = {
+        "guidance shares": lambda: known_table(results, guided, "shares", 3),
+        "guidance frechet": lambda: known_table(results, guided, "frechet", 2),
+        "rewards": lambda: known_table(results, others, "shares", 3),
+        "rewards frechet": lambda: known_table(results, others, "frechet", 2),
+        "large": lambda: known_table(results, large, "shares", 3),
+        "trained mnist": lambda: guidance_table(results, "mnist"),
+        "wishes mnist": lambda: wish_table(results, "mnist"),
+    }
+    tables = {name: made for name, make in makers.items() if (made := make()) is not None}
+    paths = [fill(page, tables)]
+    for case in (c for c in guided if c.what == "4"):
+        path = known_figure(results, case, ("truth", "plain CFG", "RNE-SMC", "particle Gibbs", "CREPE"))
+        paths += [path] if path else []
+    return [*paths, *wish_figures(results, "mnist")]

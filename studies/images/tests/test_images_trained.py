@@ -1,0 +1,156 @@
+"""The trained storey on a network that has learned nothing: what is measured is what is written down."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import crepe_diffusion as cd
+from checks import refuted
+from studies.images import model, trained, wishes
+from studies.images.methods import Setting
+from studies.images.network import UNet
+from studies.shared.results import Results
+from studies.shared.training import Settings, loss
+
+SIZES = trained.Sizes(n_steps=8, n_samples=(4,), n_images=8, classes=(3,), n_iterations=3, n_chains=2, n_seeds=1)
+
+
+def test_the_label_reaches_the_network_and_rows_do_not_mix():
+    torch.manual_seed(0)
+    network = model.build({"width": 8, "depth": 1, "n_classes": 3})
+    for p in network.parameters():
+        torch.nn.init.normal_(p, std=0.2)  # layers that begin at zero would hide the label
+    y, sigma, label = torch.randn(4, 1, 28, 28), torch.tensor([0.1, 0.5, 1.0, 3.0]), torch.tensor([0, 1, 2, 3])
+    with torch.no_grad():
+        out = network(y, sigma, label)
+
+        def check(order):
+            torch.testing.assert_close(network(y[order], sigma[order], label[order]), out[order], rtol=1e-4, atol=1e-5)
+
+        check(torch.tensor([2, 0, 3, 1]))
+        other = network(y, sigma, label.flip(0))
+    assert float((other - out).flatten(1).norm(dim=1).min()) > 1e-3
+
+
+def test_labels_are_hidden_at_the_stated_rate(folder):
+    images = model.load_images("mnist", folder / "data")[0]
+    x, label = model.labelled(images, 4000, torch.Generator().manual_seed(0), none=10)
+    share = float((label == 10).double().mean())
+    assert abs(share - model.DROPPED) < 5 * math.sqrt(model.DROPPED * (1 - model.DROPPED) / 4000)
+    rows = label < 10  # the bar of class c begins at line 2 c + 2
+    assert bool((x[rows, 0].mean(2).diff(dim=1).argmax(1) == 2 * label[rows] + 1).all())
+
+
+def test_the_loss_depends_on_labels():
+    class Labelled(torch.nn.Module):
+        def forward(self, y, c_noise, label):
+            return label[:, None].expand_as(y).to(y)
+
+    settings = Settings(n_steps=1)
+    x = torch.zeros(64, 2)
+    values = [
+        float(
+            loss(
+                cd.models.EDM(Labelled(), 1.0),
+                (x, torch.full((64,), c)),
+                settings,
+                torch.Generator().manual_seed(0),
+            )
+        )
+        for c in (0, 1)
+    ]
+    assert values[0] != values[1]
+
+
+def test_cosines_are_orthonormal_and_begin_with_the_mean():
+    basis = model.cosines(6)
+    torch.testing.assert_close(basis @ basis.T, torch.eye(36).double(), rtol=0, atol=1e-12)
+    torch.testing.assert_close(basis[0], torch.full((36,), 1 / 6).double())
+
+
+def test_a_painter_is_loaded_as_it_was_shipped(folder, painter):
+    x, t = torch.randn(3, 1, 28, 28), torch.tensor([0.1, 1.0, 5.0])
+    network = model.build({"width": 8, "depth": 1, "n_classes": 10})
+    network.load_state_dict(model.load_weights(folder / "trained" / "mnist.safetensors")[0])
+    for label in (3, 10):
+        torch.testing.assert_close(painter.models[label].predict(x, t), network.eval()(x, t, torch.full((3,), label)))
+    target = painter.guided(4, 1.5)
+    process = painter.process(target)
+    assert target.exponents == (-0.5, 1.5)
+    torch.testing.assert_close(process.information.values, painter.table.values[[10, 4]])
+    assert painter.about["images"] == "mnist"
+    with pytest.raises(cd.InputError, match="no weights"):
+        model.load_painter("nothing")
+
+
+def bar(lean=0.0, half_width=2, size=28):
+    """A bright bar of 20 lines whose top is shifted to the left by `lean` pixels per line."""
+    x = -torch.ones(1, 1, size, size)
+    for line in range(4, 24):
+        middle = 14 + round(lean * (line - 14))
+        x[0, 0, line, middle - half_width : middle + half_width] = 1.0
+    return x
+
+
+def test_measures_mean_what_they_are_called():
+    def check(sign):
+        m = wishes.MEASURES
+        assert sign * float(m["left"](bar(0.3))) > 0.2  # the top is to the left of the bottom
+        assert abs(float(m["left"](bar()))) < 0.02
+        assert float(m["thick"](bar(half_width=4))) > 1.5 * float(m["thick"](bar()))
+        assert float(m["wide"](bar(half_width=6))) > 2 * float(m["wide"](bar()))
+        assert float(m["ink"](bar())) == pytest.approx(20 * 4 / 28**2)
+
+    check(1)
+    refuted(lambda: check(-1))
+
+
+def test_a_wish_is_measured_in_standard_deviations_of_its_class(folder, painter):
+    wish = wishes.Wish("wide", 4, {"wide": 1.0}, strength=2.0)
+    x = model.load_images("mnist", folder / "data")[0].of_class(4)
+    value = wish.reward(painter)(x) / 2
+    assert float(value.mean()) == pytest.approx(0, abs=1e-3)
+    assert float(value.std()) == pytest.approx(1, abs=1e-3)
+    like = wishes.Wish("like", 4, like=7).reward(painter)(x)
+    torch.testing.assert_close(like, 3 * painter.classifier(x)[:, 7])
+
+
+def test_finishing_goes_on_below_level_zero():
+    steps = Setting(0.1, 20.0, 8, 0, n_finish=3).ladder(4)
+    assert steps.n_levels == 3
+    assert float(steps.times[0]) == pytest.approx(0.1)
+    assert steps.finish[-1] == pytest.approx(0.02)
+    assert all(a > b for a, b in zip((0.1, *steps.finish), steps.finish, strict=False))
+
+
+def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
+    results = Results(tmp_path)
+    names = list(trained.guidance_table("mnist", painter, results, SIZES))
+    assert list(trained.guidance_table("mnist", painter, results, SIZES)) == []
+    record = results[names[0]]
+    assert set(record["found"]) == {
+        "plain CFG",
+        "FKC",
+        "RNE-SMC",
+        "particle Gibbs",
+        "CREPE",
+        "CREPE, burn-in dropped",
+    }
+    most = 2 * record["runs"] * 4 * 9  # two conditions; 9 rows per particle of 8 steps
+    for name, found in record["found"].items():
+        assert all(f["rows"] <= 2 * most and 0 <= f["accuracy"] <= 1 for f in found), name
+    json.dumps(record, allow_nan=False)
+    trained.refine("mnist", painter, results, SIZES)
+    found = results["refinement mnist"]
+    assert len(found["along"]) == 6
+    wish, chains = trained.run_wish(painter, painter.conditional(4), wishes.WISHES["mnist"][4], SIZES, seed=0)
+    assert chains.shape == (3, 2, 1, 28, 28)
+    assert len(wish["along"]) == 3
+
+
+def test_unet_has_the_stated_size():
+    assert sum(p.numel() for p in UNet(**model.NETWORK).parameters()) == 308_260

@@ -1,0 +1,217 @@
+"""Storey 2: a trained network. Guidance without its bias, wishes, a wish that cannot be fulfilled, a change of mind.
+
+No truth is known here. Images are judged by the classifier (log-probability and accuracy of the wanted class), by the
+Fréchet distance of its features to those of real images of the class, and by their spread relative to real images'.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import crepe_diffusion as cd
+from studies.images.methods import Method, Setting, crepe, gibbs, plain, smc
+from studies.images.model import Painter
+from studies.images.problems import frechet_of_moments, moments_of
+from studies.images.wishes import IMPOSSIBLE, WISHES, Wish
+from studies.shared.results import Results
+
+__all__ = ["Sizes", "guidance_table", "refine", "wish_curves"]
+
+SCALE = 1.7
+"""The strength of guidance in the paper's table; with wishes it is 1.3."""
+SCALE_WITH_WISH = 1.3
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Steps of a walk; particles of a run and images of a class in the table; iterations of a chain with a wish."""
+
+    n_steps: int = 32
+    n_samples: tuple[int, ...] = (8, 32, 128, 512)
+    n_images: int = 128
+    classes: tuple[int, ...] = (2, 4, 5, 7, 9)
+    n_iterations: int = 96
+    n_chains: int = 4
+    n_seeds: int = 3
+
+    def setting(self, painter: Painter, target: cd.Target, n_states: int) -> Setting:
+        return Setting(0.1, 20.0, self.n_steps, n_states, painter.process(target), n_finish=6)
+
+
+def judged(painter: Painter, label: int, x: Tensor, weights: Tensor) -> dict[str, float]:
+    """Of images that should be of this class."""
+    with torch.no_grad():
+        features = torch.cat([painter.classifier.features(rows.float()) for rows in x.split(512)])
+        log_p = painter.classifier.head(features).log_softmax(1).double()
+    w = weights.double()
+    mean, covariance = moments_of(features.double(), w)
+    real = tuple(part[label] for part in painter.features)
+    return {
+        "log-probability": float(w @ log_p[:, label]),
+        "accuracy": float(w @ (log_p.argmax(1) == label).double()),
+        "frechet": frechet_of_moments((mean, covariance), (real[0], real[1])),
+        "spread": float(covariance.trace() / real[1].trace()),
+    }
+
+
+# -- the paper's table -------------------------------------------------------------------------------------
+
+
+def table_methods(n: int, runs: int) -> dict[str, Method]:
+    """One run of n particles, or one chain, each repeated `runs` times in one batch."""
+    small = max(2, min(n // 2, 32))
+    return {
+        "plain CFG": plain,
+        "FKC": smc(cd.FeynmanKac(), n_batches=runs),
+        "RNE-SMC": smc(cd.PathWork(), n_batches=runs),
+        "particle Gibbs": gibbs(small, n_chains=runs),
+        "CREPE": crepe(substeps=8, n_chains=runs),
+    }
+
+
+def guidance_table(images: str, painter: Painter, results: Results, sizes: Sizes) -> Iterator[str]:
+    """For every number of samples, method and seed: what guided images of five classes are like."""
+    for seed in range(sizes.n_seeds):
+        for n in sizes.n_samples:
+            name = f"guidance {images} samples {n} seed {seed}"
+            if name in results:
+                continue
+            # As in the paper, small runs are repeated until all sizes are judged by about as many images.
+            runs, classes = max(1, sizes.n_images // n), sizes.classes
+            if n > sizes.n_images:
+                classes = (classes[seed % len(classes)],)
+            found: dict[str, list[dict[str, float]]] = {}
+            shown = {}
+            for label in classes:
+                target = painter.guided(label, SCALE)
+                setting = sizes.setting(painter, target, runs * n * (sizes.n_steps + 1))
+                for key, method in table_methods(n, runs).items():
+                    began = time.process_time()
+                    out = method(target, setting, seed)
+                    cost = {"rows": float(out.evaluations.rows), "seconds": time.process_time() - began}
+                    found.setdefault(key, []).append(judged(painter, label, out.x, out.weights) | cost)
+                    shown[f"{key} {label}"] = pixels(by_weight(out, 16, seed))
+                    if isinstance(out, cd.Chains):
+                        x = out.chains[len(out.chains) // 4 :].flatten(0, 1)
+                        kept = judged(painter, label, x, torch.full((len(x),), 1 / len(x)))
+                        found.setdefault(f"{key}, burn-in dropped", []).append(kept | cost)
+            record = {"samples": n, "runs": runs, "classes": list(classes), "seed": seed, "found": found}
+            results.save(name, record, **(shown if seed == 0 else {}))
+            yield name
+
+
+def by_weight(out: cd.Result, n: int, seed: int) -> Tensor:
+    """n draws, each taken with its weight."""
+    return out.x[cd.Stream(seed).at("shown").categorical(out.weights.log().expand(n, -1))]
+
+
+def pixels(x: Tensor) -> np.ndarray:
+    """(n, 28, 28) bytes."""
+    return ((x[:, 0] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy(force=True)
+
+
+# -- wishes ------------------------------------------------------------------------------------------------
+
+
+def run_wish(painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: int) -> tuple[dict[str, Any], Tensor]:
+    """A chain with a wish: the reward of every draw and what the verdict says; SMC at the same rows beside it."""
+    target, reward = wish.tilt(base, painter), wish.reward(painter)
+    setting = sizes.setting(painter, base, 0)
+    steps = setting.ladder(8)
+    chain = cd.ReplicaExchange(target, steps, n_chains=sizes.n_chains, process=setting.process, seed=seed)
+    out = chain.sample(sizes.n_iterations, progress=False)
+
+    def values(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([reward(rows) for rows in x.split(512)]).double()
+
+    def of_class(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return painter.classifier(x)[:, wish.label].double()
+
+    n = out.evaluations.rows // len(target.models) // (sizes.n_steps + 1)
+    particles = cd.SMC(target, setting.ladder(4), n_particles=n, process=setting.process, seed=seed).sample(
+        progress=False
+    )
+    free = cd.Plain(base, setting.ladder(1), process=setting.process, seed=seed).sample(64, progress=False)
+    half = out.chains[len(out.chains) // 2 :].flatten(0, 1)
+    verdict = out.verdict({"reward": values, "class": of_class})
+    record = {
+        "wish": asdict(wish) | {"signs": dict(wish.signs)},
+        "rows": [out.evaluations.rows, particles.evaluations.rows],
+        "along": out.by_chain(values(out.x)).tolist(),
+        "class along": out.by_chain(of_class(out.x)).tolist(),
+        "without the wish": float(values(free.x).mean()),
+        "smc": {
+            "reward": float(particles.weights @ values(particles.x)),
+            **judged(painter, wish.label, particles.x, particles.weights),
+        },
+        "crepe": {
+            "reward": float(values(half).mean()),
+            **judged(painter, wish.label, half, torch.full((len(half),), 1 / len(half))),
+        },
+        "verdict": str(verdict),
+        "smc verdict": str(particles.verdict({"reward": values, "class": of_class})),
+        "round trips": out.diagnostics.round_trips(),
+        "barrier": out.diagnostics.barrier().value,
+    }
+    return record, out.chains
+
+
+def wish_curves(images: str, painter: Painter, results: Results, sizes: Sizes, seed: int = 0) -> Iterator[str]:
+    """Five wishes, alone and on top of guidance without its bias; and one that the class cannot fulfil."""
+    for wish in (*WISHES[images], IMPOSSIBLE[images]):
+        for kind, base in (
+            ("alone", painter.conditional(wish.label)),
+            ("guided", painter.guided(wish.label, SCALE_WITH_WISH)),
+        ):
+            name = f"wish {images} {kind} {wish.text}"
+            if name not in results:
+                record, chains = run_wish(painter, base, wish, sizes, seed)
+                every = max(1, len(chains) // 12)
+                results.save(name, record | {"seed": seed}, chain=pixels(chains[::every, 0]), last=pixels(chains[-1]))
+                yield name
+
+
+def refine(
+    images: str,
+    painter: Painter,
+    results: Results,
+    sizes: Sizes,
+    advance: Callable[[], object] = lambda: None,
+    seed: int = 0,
+) -> str:
+    """A chain whose wish is turned round half-way; nothing starts again."""
+    first = WISHES[images][0] if WISHES[images][0].signs else WISHES[images][1]
+    second = Wish(f"the opposite of {first.text}", first.label, {k: -v for k, v in first.signs.items()})
+    base = painter.conditional(first.label)
+    setting = sizes.setting(painter, base, 0)
+    chain = cd.ReplicaExchange(
+        first.tilt(base, painter),
+        setting.ladder(8),
+        n_chains=2 * sizes.n_chains,
+        process=setting.process,
+        seed=seed,
+    )
+    reward = first.reward(painter)
+    along, shown = [], []
+    for n in range(2 * sizes.n_iterations):
+        if n == sizes.n_iterations:
+            chain.target = second.tilt(base, painter)
+        chain.step()
+        x = chain.output()
+        along.append(reward(x).tolist())
+        if n in (sizes.n_iterations - 1, 2 * sizes.n_iterations - 1):
+            shown.append(pixels(x))
+        advance()
+    name = f"refinement {images}"
+    record = {"before": first.text, "after": second.text, "changed": sizes.n_iterations, "along": along, "seed": seed}
+    results.save(name, record, before=shown[0], after=shown[1])
+    return name
