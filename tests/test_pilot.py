@@ -139,8 +139,8 @@ def test_rows_are_counted_exactly():
     p = cd.pilot(TARGET, LADDER, n=8, process=EXACT)
     assert p.rows == 8 * (2 * STEPS + 1)
     fitted = cd.pilot(TARGET, LADDER, n=8)
-    # Two rows try the models, 2,048 numbers make the information of one time.
-    assert fitted.rows == 2 + 2048 // DIM * (STEPS + 1) + 8 * (2 * STEPS + 1)
+    # Two rows try the models, 256 samples make the information of each of 17 times.
+    assert fitted.rows == 2 + 256 * 17 + 8 * (2 * STEPS + 1)
     chain = cd.ReplicaExchange(TARGET, cd.ladder.karras(5, 0.02, 10.0, substeps=8), n_chains=3, pilot=fitted)
     assert chain.evaluate.counts.rows == chain.setup_evaluations.rows == fitted.rows + 3 * 5
 

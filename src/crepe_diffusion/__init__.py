@@ -36,6 +36,7 @@ from crepe_diffusion.samplers import (
     Resampling,
     Residual,
     Result,
+    Sampled,
     Steering,
     Stratified,
     Systematic,
@@ -43,6 +44,7 @@ from crepe_diffusion.samplers import (
     Weight,
     information_from_data,
     pilot,
+    sample,
 )
 from crepe_diffusion.schedules import Ladder, anneal, ladder
 from crepe_diffusion.targets import Reward, Target, guided
@@ -82,6 +84,7 @@ __all__ = [
     "Reward",
     "Run",
     "RunData",
+    "Sampled",
     "SingleToken",
     "Steering",
     "StoppedError",
@@ -101,6 +104,7 @@ __all__ = [
     "processes",
     "read_run",
     "rhat",
+    "sample",
     "stitching",
     "verdict",
     "write_report",

@@ -27,6 +27,15 @@ class Counts:
     rewards: int = 0
     nonfinite: Counter[int] = field(default_factory=Counter)
 
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.rows + other.rows,
+            self.calls + other.calls,
+            self.gradient_rows + other.gradient_rows,
+            self.rewards + other.rewards,
+            self.nonfinite + other.nonfinite,
+        )
+
     def copy(self) -> Counts:
         return replace(self, nonfinite=Counter(self.nonfinite))
 

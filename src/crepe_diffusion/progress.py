@@ -60,9 +60,9 @@ class Track:
         self.due = 0.0 if progress else LONG
         self.shown = False
 
-    def advance(self) -> bool:
-        """Count one step; true where the callback stops the call."""
-        self.done += 1
+    def advance(self, n: int = 1) -> bool:
+        """Count one step, or n of them; true where the callback stops the call."""
+        self.done += n
         now = Progress(self.done, self.total, self.unit, time.monotonic() - self.began)
         wanted = self.progress if self.progress is not None else self.terminal
         if wanted and (now.seconds >= self.due or (self.shown and self.done == self.total)):

@@ -58,6 +58,8 @@ class Model(ABC):
     dtype: torch.dtype
     network_rows: int = 1
     """How many rows of its network one state costs."""
+    sigma_range: tuple[float, float] | None = None
+    """The noise of a Gaussian model from nearly none to nearly nothing else, where it is known: a ladder's ends."""
 
     @property
     def device(self) -> torch.device:
@@ -183,6 +185,7 @@ class Denoiser(_Wrapped):
     must then compute the same from (y, sigma, condition).
 
     States live where the parameters of the network are; `device` says so for a function that has none.
+    `sigma_range` is the noise on which the network was trained; `cd.sample` takes its ladder from it.
 
     >>> model = Denoiser(lambda y, sigma: y / (1 + sigma[:, None] ** 2), event_shape=(3,))   # N(0, 1) data
     >>> model.predict(torch.ones(1, 3), torch.ones(1)).tolist()
@@ -199,9 +202,13 @@ class Denoiser(_Wrapped):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         process: Process | None = None,
+        sigma_range: tuple[float, float] | None = None,
     ):
         super().__init__(function, event_shape, condition, network, dtype, device)
         self._process = process or Gaussian()
+        if sigma_range is not None and not 0 < sigma_range[0] < sigma_range[1]:
+            raise InputError(f"sigma_range must be two noise levels, 0 < low < high, got {sigma_range!r}")
+        self.sigma_range = sigma_range
 
     def process(self) -> Process:
         return self._process

@@ -1,6 +1,7 @@
 """Samplers of one shape: replica exchange, sequential Monte Carlo, particle Gibbs, and plain denoising."""
 
 from crepe_diffusion.samplers.base import Column, Continuing, Info
+from crepe_diffusion.samplers.choose import Forecast, Sampled, sample
 from crepe_diffusion.samplers.information import information_from_data
 from crepe_diffusion.samplers.particle_gibbs import ParticleGibbs, Sweep
 from crepe_diffusion.samplers.pilot import Pilot, pilot
@@ -20,6 +21,7 @@ __all__ = [
     "DiscreteGuidance",
     "Exchange",
     "FeynmanKac",
+    "Forecast",
     "Independent",
     "Info",
     "Multinomial",
@@ -35,6 +37,7 @@ __all__ = [
     "Resampling",
     "Residual",
     "Result",
+    "Sampled",
     "Steering",
     "Stratified",
     "Sweep",
@@ -44,4 +47,5 @@ __all__ = [
     "Weight",
     "information_from_data",
     "pilot",
+    "sample",
 ]

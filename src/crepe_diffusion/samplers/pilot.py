@@ -35,6 +35,7 @@ from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.plan import Plan, plan
 from crepe_diffusion.samplers.resampling import Systematic
+from crepe_diffusion.samplers.result import Particles
 from crepe_diffusion.samplers.setup import as_target, finish, part, positive, prepare
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
@@ -43,6 +44,12 @@ __all__ = ["Pilot", "pilot"]
 
 RESAMPLE_BELOW = 0.5
 """Particles are resampled where their effective number falls below this share of them."""
+
+FIT_STEPS = 16
+"""The Fisher information is measured on so many steps at most, and interpolated between them.
+
+It is smooth in log t, so that 16 of 64 steps serve as well as all of them, for a quarter of the rows.
+"""
 
 FEATURES = 32
 """Predictions are compared in so many random directions at most: distances are then right to about a quarter."""
@@ -60,6 +67,7 @@ class Pilot:
       resampled, survivors keep their place, so that a row follows one path until it is replaced;
     - `up_log_weights`, `up_eve` (T + 1, n): weights of the particles on their way up, which began at the data end;
     - `features` (2, T + 1, n, f): predictions of both, to see which particles are alike;
+    - `log_first`: log of the mean of `exp r` at the noise end, which is part of log Z of SMC but not of a pilot;
     - `discretisation`: how much too large log Z is because the steps are not small, to first order;
     - `process`: the process with the measured information, `given`: as it was before, None for the models' own;
     - `counts`: the cost of the pass, fit included; `walk_rows` and `state_rows`: network rows of one particle's walk
@@ -80,6 +88,7 @@ class Pilot:
     up_log_weights: Tensor = field(repr=False)
     up_eve: Tensor = field(repr=False)
     features: Tensor = field(repr=False)
+    log_first: Tensor = field(repr=False)
     discretisation: Estimate
     counts: Counts
     walk_rows: float
@@ -149,6 +158,19 @@ class Pilot:
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """The target's mean of a scalar at the data end, with its standard error."""
         return self.summary.mean(function)
+
+    @property
+    def particles(self) -> Particles:
+        """The particles at the data end as a batch of SMC, to be pooled with others of the same size."""
+        return Particles(
+            x=self.end,
+            evaluations=self.counts.copy(),
+            log_weights=self.log_weights[:1],
+            batch_log_z=(self.log_z("down").value + self.log_first)[None],
+            eve=self.eve[0],
+            level_ess=self.ess[:, None],
+            n_resamplings=(self.ess[1:-1] <= RESAMPLE_BELOW * self.n).sum()[None],
+        )
 
     # -- what it is for ----------------------------------------------------------------------------------
 
@@ -263,7 +285,7 @@ class Pilot:
         )
 
 
-TENSORS = ("x", "end", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features")
+TENSORS = ("x", "end", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features", "log_first")
 
 
 def pilot(
@@ -284,7 +306,7 @@ def pilot(
 
     `steps` is a ladder, all of whose times are used whatever its levels, or its times. `fit_samples` are used where
     the process needs its information measured; by default as many as give one number for all coordinates to 3 %, or one
-    per coordinate to 12 %.
+    per coordinate to 12 %, and 256 at most.
 
     >>> from crepe_diffusion.models import GaussianMixture
     >>> from crepe_diffusion.schedules import ladder
@@ -298,7 +320,8 @@ def pilot(
     target, n = as_target(target), positive("n", n, 2)
     steps = replace(steps, substeps=1) if isinstance(steps, Ladder) else Ladder(torch.as_tensor(steps))
     ready, stream, n_steps = process or target.models[0].process(), Stream(seed), len(steps.times) - 1
-    n_fitted = len(target.models) * (n_steps + 1) if ready.needs_fit() else 0
+    fit_on = Ladder(steps.times[torch.linspace(0, n_steps, min(n_steps, FIT_STEPS) + 1).round().long()])
+    n_fitted = len(target.models) * len(fit_on.times) if ready.needs_fit() else 0
     track = Track(n_fitted + 2 * n_steps, "steps", progress, callback)
 
     def advance() -> None:
@@ -315,6 +338,7 @@ def pilot(
             micro_batch=micro_batch,
             nonfinite=nonfinite,
             fit_samples=_enough(ready, target) if fit_samples is None else fit_samples,
+            fit_on=fit_on,
             advance=advance,
         )
         rows = evaluate.counts.rows
@@ -337,6 +361,7 @@ def pilot(
         up_log_weights=torch.stack(up.log_weights),
         up_eve=torch.stack(up.eve),
         features=torch.stack([torch.stack(down.features), torch.stack(up.features)]).cpu(),
+        log_first=found.log_first,
         discretisation=found.discretisation(),
         counts=evaluate.counts.copy(),
         walk_rows=walked / (2 * n),
@@ -348,13 +373,15 @@ def pilot(
 def _enough(process: Process, target: Target) -> int:
     """Samples for a Fisher fit. The mean of n d squares has a relative error of sqrt(2 / (n d)): 3 % for 2,048.
 
-    Where each coordinate has a number of its own, 128 samples give it to 12 %.
+    An error of A moves log Z by about d times its square, so that 256 samples are enough in any dimension. Where each
+    coordinate has a number of its own, 128 samples give it to 12 %.
     """
     kind = process.to_measure()
     if kind is None or not isinstance(process, GaussianProcess):
         return 16
     least = 16 if kind.is_isotropic else 128
-    return max(least, math.ceil(2048 / process.dimension(torch.Size(target.models[0].event_shape))))
+    needed = math.ceil(2048 / process.dimension(torch.Size(target.models[0].event_shape)))
+    return max(least, min(256, needed))
 
 
 @dataclass
@@ -399,6 +426,7 @@ class _Pass:
         self.times = evaluate.ladder.times
         self.top = len(self.times) - 1
         self.end: _Particles | None = None
+        self.log_first = torch.zeros((), dtype=torch.float64)
         self.in_turn = isinstance(evaluate.process, InTurn) and self._turns(evaluate.process)
 
     def _turns(self, process: InTurn) -> bool:
@@ -410,7 +438,9 @@ class _Pass:
         x = evaluate.noise(self.stream.at("noise"), n)
         seen = evaluate(x, self.times[-1:].expand(n))
         zero = torch.zeros(n, dtype=torch.float64)
-        here = _Particles(x, seen, _normalised(home(seen.reward)[0], self.top), torch.arange(n), zero)
+        reward = home(seen.reward)[0]
+        self.log_first = reward.to(torch.float64).logsumexp(0) - math.log(n)
+        here = _Particles(x, seen, _normalised(reward, self.top), torch.arange(n), zero)
         self._keep(found, here, self.top)
         for k in range(self.top - 1, -1, -1):
             here, work = self._step(here, k + 1, -1)

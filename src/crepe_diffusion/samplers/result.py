@@ -19,7 +19,7 @@ from crepe_diffusion.diagnostics import Diagnostics, Estimate, RunData, Verdict,
 from crepe_diffusion.diagnostics.data import default_scalars
 from crepe_diffusion.diagnostics.estimates import mean_of, tours
 from crepe_diffusion.diagnostics.starting import StartingPass
-from crepe_diffusion.diagnostics.verdict import judge_particles
+from crepe_diffusion.diagnostics.verdict import FEW_CLUSTERS, judge_particles
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.evaluate import Counts
 from crepe_diffusion.random import Stream
@@ -27,6 +27,9 @@ from crepe_diffusion.samplers.resampling import Systematic
 from crepe_diffusion.schedules import Ladder
 
 __all__ = ["Chains", "Function", "Independent", "Particles", "Result", "Sweeps"]
+
+LARGE_BATCH = 16
+"""Eves compete within their batch, so that they are independent only where it has many particles."""
 
 Function = Callable[[Tensor], Tensor]
 """A scalar of each draw: (n, *event) to (n,)."""
@@ -180,8 +183,8 @@ class Particles(Result):
     - `pool` weighs the batches: by their estimates of Z, `"z"`, which is consistent for batches of any size, or
       `"equal"`, which keeps the bias that one batch has.
 
-    Errors come from independent clusters, which are the batches, or the Eves of a single batch. With the weight `W_g`
-    of each cluster, the formula is that of tours:
+    Errors come from independent clusters, which are the batches, or the Eves of batches that are few and large. With
+    the weight `W_g` of each cluster, the formula is that of tours:
 
         error^2 = sum_g (sum_{i in g} w_i (f_i - mean))^2 / (1 - sum_g W_g^2)
 
@@ -266,9 +269,13 @@ class Particles(Result):
     @property
     def clusters(self) -> Tensor:
         """The independent cluster to which each draw belongs, (n,), counted from 0."""
-        if self.n_batches > 1:
+        if self._by_batches:
             return torch.arange(self.n_batches, device=self.eve.device).repeat_interleave(self.log_weights.shape[1])
         return self.eve.unique(return_inverse=True)[1]
+
+    @property
+    def _by_batches(self) -> bool:
+        return self.n_batches >= FEW_CLUSTERS or (self.n_batches > 1 and self.log_weights.shape[1] < LARGE_BATCH)
 
     @property
     def diagnostics(self) -> dict[str, Tensor]:
@@ -282,7 +289,7 @@ class Particles(Result):
         }
 
     def mean(self, function: Function) -> Estimate:
-        """The error is that of clusters: batches, or the Eves of one batch."""
+        """The error is that of clusters: batches, or the Eves of a few large ones."""
         values = self.values(function).to(torch.float64)
         value = float(self.weights @ values)
         sums, shares = self._by_cluster(values - value), self._by_cluster(torch.ones_like(values))
@@ -308,14 +315,14 @@ class Particles(Result):
     def log_z(self) -> Estimate:
         """The log of the mean of the batches' unbiased estimates of Z, with the error of a jackknife on the log scale.
 
-        For one batch the error is that of the Eves' weights, `(N sum_e W_e^2 - 1) / (N - 1)` for the relative variance
-        of Z (Lee and Whiteley 2018, without their factor for the number of resamplings, which would lower it).
+        For a few large batches the error is that of the Eves' weights, `(N sum_e W_e^2 - 1) / (N - 1)` for the relative
+        variance of Z (Lee and Whiteley 2018, without their factor for the number of resamplings, which would lower it).
         """
         b, n = self.log_weights.shape
         value = float(self.batch_log_z.logsumexp(0)) - math.log(b)
-        if b == 1:
-            repeated = float(self._by_cluster(torch.ones_like(self.weights)).square().sum())
-            error = math.sqrt(max(0.0, n * repeated - 1) / (n - 1)) if n > 1 else math.nan
+        if not self._by_batches:
+            repeated, total = float(self._by_cluster(torch.ones_like(self.weights)).square().sum()), b * n
+            error = math.sqrt(max(0.0, total * repeated - 1) / (total - 1)) if total > 1 else math.nan
             return Estimate(value, error, max(1 / repeated - 1, 1.0))
         shares = self.batch_log_z.softmax(0)
         without = (-shares).log1p()  # log of the mean of all but one batch, up to a constant
@@ -325,7 +332,7 @@ class Particles(Result):
     def verdict(self, scalars: Mapping[str, Function] | None = None) -> Verdict:
         chosen = default_scalars(tuple(self.x.shape[1:])) if scalars is None else scalars
         shares = self._by_cluster(torch.ones(len(self.x), dtype=torch.float64)).tolist()
-        kind = "batches" if self.n_batches > 1 else "ancestors"
+        kind = "batches" if self._by_batches else "ancestors"
         return judge_particles(shares, kind, self.log_z, {name: self.ess(f) for name, f in chosen.items()})
 
     def resampled(self, stream: Stream) -> Tensor:

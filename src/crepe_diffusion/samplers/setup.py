@@ -55,6 +55,7 @@ def prepare(
     micro_batch: int | None,
     nonfinite: str,
     fit_samples: int,
+    fit_on: Ladder | None = None,
     counts: Counts | None = None,
     start: Mapping[str, Tensor] | None = None,
     check: Callable[[Evaluator], None] = lambda evaluate: None,
@@ -63,6 +64,7 @@ def prepare(
     """An evaluator whose process is ready to be used; bad input is refused here, before anything long starts.
 
     Ladder, counts and what was measured come from the snapshot `start` where there is one: nothing is fitted again.
+    `fit_on` has fewer times than the ladder where that is enough to measure on.
     """
     target, proposal = as_target(target), proposal or Proposal()
     process = process or target.models[0].process()
@@ -84,7 +86,10 @@ def prepare(
         return evaluate
     # Two rows are evaluated first: a model or reward of the wrong shape should fail now, not after the fit.
     evaluator(process.fitted(GaussianData(0.0)))(evaluate.empty(2), ladder.times[-1:].expand(2))
-    information = fit_information(target, ladder, process, fit_samples, stream, micro_batch, counts, nonfinite, advance)
+    measured_on = ladder if fit_on is None else fit_on
+    information = fit_information(
+        target, measured_on, process, fit_samples, stream, micro_batch, counts, nonfinite, advance
+    )
     return evaluator(process.fitted(information))
 
 

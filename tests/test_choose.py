@@ -1,0 +1,142 @@
+"""`cd.sample`: the law, the budget, the count of rows, what is chosen and when it stops."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import crepe_diffusion as cd
+from checks import Z, refuted
+from crepe_diffusion.samplers import choose
+
+MODEL = cd.models.GaussianMixture([0.7, 0.3], [[-1.5, 0.0], [1.5, 0.0]], [0.30, 0.20])
+LADDER = cd.ladder.karras(9, 0.02, 10.0)
+EXACT = cd.processes.Gaussian(variance=0.3, log_probs=(MODEL.log_prob,))
+
+
+def second(x: torch.Tensor) -> torch.Tensor:
+    return (x[:, 0] > 0).double()
+
+
+def share(t: float = 0.02) -> float:
+    """Of the second mode in p_t^2, whose two squares hardly overlap."""
+    v = MODEL.eigenvalues[:, 0] + t * t
+    masses = MODEL.weights.square() / (4 * math.pi * v)  # of a squared Gaussian in two dimensions
+    return float(masses[1] / masses.sum())
+
+
+def assert_known(estimate: cd.Estimate, truth: float) -> None:
+    assert 0 < estimate.error < 0.08
+    assert abs(estimate.value - truth) < Z * estimate.error
+
+
+@pytest.fixture(scope="module")
+def found() -> cd.Pilot:
+    return cd.pilot(MODEL**2.0, LADDER, n=32, seed=8, process=EXACT)
+
+
+OPTIONS = {"seed": 9, "micro_batch": None, "nonfinite": "raise"}
+METHODS = {
+    "SMC": lambda found: choose._Smc(found, 8_000, 100, OPTIONS),
+    "replica exchange": lambda found: choose._ReplicaExchange(found, 8_000, OPTIONS),
+    "particle Gibbs": lambda found: choose._ParticleGibbs(found, 8_000, OPTIONS),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_that_may_be_chosen_goes_on_and_draws_from_the_target(found, name):
+    method = METHODS[name](found)
+    first = method.more(2_000, lambda now: False)
+    out = method.more(6_000, lambda now: False)
+    assert torch.equal(out.x[: len(first.x)], first.x)
+    assert float(out.weights.sum()) == pytest.approx(1)
+    assert out.verdict({"second": second}).level in ("ok", "look", "do not trust")
+    rows = out.evaluations.rows
+    # Replicas at both ends may rest for less than a network row, and passes are whole.
+    assert 0.7 * 8_000 < rows - found.rows < 1.1 * 8_000
+    assert_known(out.mean(second), share())
+    refuted(assert_known, out.mean(second), share() + 0.5)
+
+
+def test_rows_of_the_networks_are_counted_with_those_of_the_pilot():
+    seen = []
+
+    def denoise(y, sigma):
+        seen.append(len(y))
+        return MODEL.predict(y.double(), sigma.double()).to(y.dtype)
+
+    model = cd.models.Denoiser(denoise, (2,), sigma_range=(0.02, 10.0))
+    out = cd.sample(model**2.0, n_effective=20, budget=20_000)
+    assert out.evaluations.rows == sum(seen) <= 20_000
+    assert out.evaluations.calls == len(seen)
+    assert out.pilot.ladder.times[[0, -1]].tolist() == pytest.approx([0.02, 10.0])
+
+
+def test_it_stops_when_there_are_enough_draws_and_not_above_the_budget():
+    budget = 6_000
+    options = {"budget": budget, "process": EXACT, "scalars": {"second": second}}
+    out = cd.sample(MODEL**2.0, LADDER, n_effective=100_000, **options)
+    assert 0.7 * budget < out.evaluations.rows <= budget
+    assert out.n_effective == out.ess(second) < 100_000
+    assert "100,000 were asked for" in out.choice
+    early = cd.sample(MODEL**2.0, LADDER, n_effective=20, **options)
+    assert early.evaluations.rows < out.evaluations.rows
+    assert early.ess(second) >= 20
+    more = early.go_on(100_000, budget)
+    assert early.evaluations.rows < more.evaluations.rows <= budget
+    assert torch.equal(more.x[: len(early.x)], early.x)
+
+
+def test_a_seed_names_the_draws():
+    options = {"n_effective": 10, "budget": 5_000, "process": EXACT}
+    one, again, other = (cd.sample(MODEL**2.0, LADDER, seed=seed, **options) for seed in (3, 3, 4))
+    assert torch.equal(one.x, again.x)
+    assert not torch.equal(one.x, other.x)
+    # Particles of the pilot and of the sampler are pooled, so they must not be the same ones.
+    n = one.pilot.n
+    assert len(torch.unique(one.x, dim=0)) > n
+    assert not torch.isin(one.pilot.x[-1], one.method.sampler.evaluate.noise(cd.Stream(7).at("noise"), n)).any()
+
+
+def test_the_method_with_the_best_forecast_runs(monkeypatch):
+    options = {"n_effective": 10, "budget": 8_000, "process": EXACT}
+    out = cd.sample(MODEL**2.0, LADDER, **options)
+    assert [f.effective for f in out.forecasts] == sorted((f.effective for f in out.forecasts), reverse=True)
+    assert isinstance(out.draws, cd.Particles)
+    assert all(f"{f.effective:.2g} " in out.choice and f.method in out.choice for f in out.forecasts)
+    monkeypatch.setattr(choose, "_repeated", lambda pilot: 1.0)  # all particles have one ancestor
+    out = cd.sample(MODEL**2.0, LADDER, **options)
+    assert isinstance(out.draws, cd.Chains)
+    assert out.choice.startswith("replica exchange was chosen")
+    assert str(out).endswith(str(out.verdict()))
+
+
+def test_a_callback_stops_it_with_what_there_is():
+    options = {"n_effective": 10_000, "budget": 40_000, "process": EXACT}
+    out = cd.sample(MODEL**2.0, LADDER, callback=lambda now: now.done > 20_000, **options)
+    assert 18_000 < out.evaluations.rows < 32_000
+    with pytest.raises(cd.StoppedError, match="pilot"):
+        cd.sample(MODEL**2.0, LADDER, callback=lambda now: True, **options)
+
+
+def test_tokens_need_no_ladder():
+    table = cd.models.TokenTable(torch.tensor([[0.4, 0.1], [0.2, 0.3]]))
+    out = cd.sample(table**2.0, n_effective=400)
+    assert_known(out.mean(lambda x: (x == 0).all(1).double()), 0.16 / 0.30)
+
+
+def test_bad_input_is_refused():
+    network = cd.models.Denoiser(lambda y, sigma: y, (2,))
+    with pytest.raises(cd.InputError, match=r"give a ladder, such as .* no sigma_range"):
+        cd.sample(network)
+    with pytest.raises(cd.InputError, match="sigma_range must be two noise levels"):
+        cd.models.Denoiser(lambda y, sigma: y, (2,), sigma_range=(1.0, 0.1))
+    for bad in ({"n_effective": 0}, {"budget": -5}, {"seed": -1}, {"seed": 0.5}, {"scalars": {}}):
+        with pytest.raises(cd.InputError, match=next(iter(bad))):
+            cd.sample(MODEL**2.0, LADDER, **bad)
+    with pytest.raises(cd.InputError, match="ladder must be a Ladder"):
+        cd.sample(MODEL**2.0, [0.1, 1.0])
+    with pytest.raises(cd.InputError, match="a budget of 100 rows is too small"):
+        cd.sample(MODEL**2.0, LADDER, budget=100, process=EXACT)
