@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -47,18 +48,17 @@ exit codes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a name may hold what an ASCII terminal cannot show
+            stream.reconfigure(errors="backslashreplace")
     parser = _parser()
     given = parser.parse_args(arguments)
     command: Command = given.command
     try:
         return command(given)
     except KeyboardInterrupt:
-        print("stopped at once; resume goes on from the last checkpoint", file=sys.stderr)
+        _warn(_stopped(given))
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of this output has gone; leave too, without an error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except ModuleNotFoundError as error:
         if given.traceback:
             traceback.print_exc()
@@ -66,18 +66,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if package == "crepe_diffusion":
             raise
         extra = EXTRAS.get(package, "run")
-        print(f"crepe-diffusion: needs {package!r}: pip install 'crepe-diffusion[{extra}]'", file=sys.stderr)
+        _warn(f"crepe-diffusion: needs {package!r}: pip install 'crepe-diffusion[{extra}]'")
         return FAILED
     except Exception as error:
         if given.traceback:
             traceback.print_exc()
         kind = "" if isinstance(error, (InputError, RuntimeError, NonFiniteError)) else f"{type(error).__name__}: "
-        print(f"crepe-diffusion: {kind}{error}", file=sys.stderr)
+        _warn(f"crepe-diffusion: {kind}{error}")
         if not kind and not isinstance(error, RuntimeError):
             return USAGE if isinstance(error, InputError) else FAILED
         if not given.traceback and kind:
-            print("(--traceback shows where)", file=sys.stderr)
+            _warn("(--traceback shows where)")
         return DAMAGED if type(error).__name__ == "DamagedError" else FAILED
+
+
+def _stopped(given: argparse.Namespace) -> str:
+    """What a second Ctrl-C, or one before anything was sampled, leaves behind."""
+    folder = getattr(given, "folder", None)
+    if given.command not in (_run, _resume):
+        return "stopped"
+    if isinstance(folder, Path) and any((folder / "checkpoints").glob("[0-9]*")):
+        return "stopped at once; resume goes on from the last checkpoint"
+    return "stopped before anything was sampled; there is no run to resume"
+
+
+def _say(text: object) -> None:
+    """Print a line; that nobody reads it is no reason to fail."""
+    _print(text, "stdout")
+
+
+def _warn(text: object) -> None:
+    _print(text, "stderr")
+
+
+def _print(text: object, name: str) -> None:
+    stream = getattr(sys, name)
+    try:
+        print(text, file=stream, flush=True)
+    except (OSError, ValueError):  # the reader has gone, the disk is full, the stream was closed
+        # Nothing is left in it that would fail again when the interpreter ends.
+        setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lasts
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -154,7 +182,7 @@ def _run(given: argparse.Namespace) -> int:
         config = read_toml(path)
     for text in given.set:
         _assign(config, text)
-    folder = given.out or _free(Path("runs") / path.stem)
+    folder = given.folder = given.out or _free(Path("runs") / path.stem)
     run = Run.start(folder, config, import_path="" if is_name else str(path.resolve().parent))
     return _go(run, given)
 
@@ -163,14 +191,14 @@ def _resume(given: argparse.Namespace) -> int:
     from crepe_diffusion.run import Run
 
     def notify(text: str) -> None:
-        print(f"crepe-diffusion: {text}", file=sys.stderr)
+        _warn(f"crepe-diffusion: {text}")
 
     return _go(Run.resume(given.folder, allow_changed=given.allow_changed, notify=notify), given)
 
 
 def _go(run: Run, given: argparse.Namespace) -> int:
     """Run until a stop rule is met, show how it goes, and print where everything lies."""
-    with run, _bar(given.quiet, str(run.folder)) as progress:
+    with run, _bar(given.quiet, str(given.folder)) as progress:
         outcome = run.run(
             iterations=given.iterations,
             seconds=given.seconds,
@@ -180,11 +208,11 @@ def _go(run: Run, given: argparse.Namespace) -> int:
             progress=progress,
         )
     if not given.quiet:
-        print(f"{run.folder}: {outcome.reason} after {run.sampler.iteration} iterations")
+        _say(f"{given.folder}: {outcome.reason} after {run.sampler.iteration} iterations")
     if outcome.finished and not given.no_report:
-        path = _write_report(run.folder, run.folder / "report.html", given.quiet)
+        path = _write_report(given.folder, given.folder / "report.html", given.quiet)
         if path is not None and not given.quiet:
-            print(path)
+            _say(path)
     return FINISHED if outcome.finished else INTERRUPTED
 
 
@@ -209,23 +237,23 @@ def _refine(given: argparse.Namespace) -> int:
     path = control.leave(given.folder, request)
     if not running:
         when = "is evaluated" if in_python else "is in force"
-        print(f"{given.folder} is not running; the new target {when} when it is resumed")
+        _say(f"{given.folder} is not running; the new target {when} when it is resumed")
         return FINISHED
     answer = control.await_answer(path, given.wait)
     if answer is None:
-        print(f"{given.folder} has not answered within {given.wait:g} s; it will after its present iteration")
+        _say(f"{given.folder} has not answered within {given.wait:g} s; it will after its present iteration")
         return FINISHED
     accepted, text = answer
     if not accepted:
         raise InputError(f"refused, the run goes on as before: {text}")
-    print(f"{given.folder}: {text}")
+    _say(f"{given.folder}: {text}")
     return FINISHED
 
 
 def _report(given: argparse.Namespace) -> int:
     path = _write_report(given.folder, given.out or given.folder / "report.html", quiet=False)
     if path is not None:
-        print(path)
+        _say(path)
     return FINISHED if path is not None else FAILED
 
 
@@ -233,7 +261,7 @@ def _compare(given: argparse.Namespace) -> int:
     from crepe_diffusion.report import write_comparison
     from crepe_diffusion.run import read_run
 
-    print(write_comparison([read_run(folder) for folder in given.folders], given.out))
+    _say(write_comparison([read_run(folder) for folder in given.folders], given.out))
     return FINISHED
 
 
@@ -242,9 +270,9 @@ def _check(given: argparse.Namespace) -> int:
 
     found = list(problems(given.folder))
     for error in found:
-        print(error, file=sys.stderr)
+        _warn(error)
     if not given.quiet:
-        print(f"{given.folder}: {'all files are whole' if not found else f'{len(found)} bad'}")
+        _say(f"{given.folder}: {'all files are whole' if not found else f'{len(found)} bad'}")
     return DAMAGED if found else FINISHED
 
 
@@ -254,7 +282,7 @@ def _list(given: argparse.Namespace) -> int:
     names = [name.replace("_", "-") for name in builtin.__all__]
     for name in names:
         summary = (getattr(builtin, name.replace("-", "_")).__doc__ or "").splitlines()[0]
-        print(f"{name:<{max(map(len, names))}}  {summary}")
+        _say(f"{name:<{max(map(len, names))}}  {summary}")
     return FINISHED
 
 
@@ -267,7 +295,7 @@ def _write_report(folder: Path, path: Path, quiet: bool) -> Path | None:
         from crepe_diffusion.run import read_run
     except ImportError as error:
         if not quiet:
-            print(f"no report: {error}; pip install 'crepe-diffusion[plots]'", file=sys.stderr)
+            _warn(f"no report: {error}; pip install 'crepe-diffusion[plots]'")
         return None
     return Path(write_report(read_run(folder), path))
 

@@ -23,7 +23,7 @@ from crepe_diffusion.errors import InputError
 if TYPE_CHECKING:
     from crepe_diffusion.models.base import Model
 
-__all__ = ["Networks", "as_tensor", "common_device", "device_of", "identity"]
+__all__ = ["Networks", "as_tensor", "common_device", "device_of", "identity", "modules", "saved_tensors"]
 
 
 def identity(value: object) -> Hashable:
@@ -110,7 +110,7 @@ def _parts(value: Any) -> list[object]:
     return list(vars(value).values())
 
 
-def _modules(value: object) -> Iterator[tuple[str, nn.Module]]:
+def modules(value: object) -> Iterator[tuple[str, nn.Module]]:
     """Every torch module that a model reaches, with its name inside the outermost one."""
     queue, seen = deque([value]), set[int]()
     while queue:
@@ -122,6 +122,13 @@ def _modules(value: object) -> Iterator[tuple[str, nn.Module]]:
             for name, module in value.named_modules():
                 yield f"{type(value).__name__}.{name}" if name else type(value).__name__, module
         queue.extend(_parts(value))
+
+
+def saved_tensors(module: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of this very module that its `state_dict` holds."""
+    passing = getattr(module, "_non_persistent_buffers_set", ())
+    buffers = [b for name, b in module.named_buffers(recurse=False) if name not in passing]
+    return [*module.parameters(recurse=False), *buffers]
 
 
 def _is_random(module: nn.Module) -> bool:
@@ -139,7 +146,7 @@ def _is_random(module: nn.Module) -> bool:
 
 def check_evaluation_mode(model: object) -> None:
     """Refuse a network in training mode whose predictions then depend on chance or on the rest of the batch."""
-    for name, module in _modules(model):
+    for name, module in modules(model):
         if module.training and _is_random(module):
             raise InputError(
                 f"the network is in training mode, where {name} ({type(module).__name__}) makes predictions random or"
@@ -149,9 +156,9 @@ def check_evaluation_mode(model: object) -> None:
 
 def device_of(model: object) -> torch.device:
     """Where the parameters of the networks are that a model reaches; buffers if there are none, else the CPU."""
-    modules = [module for _, module in _modules(model)]
-    found = {p.device for m in modules for p in m.parameters(recurse=False)}
-    found = found or {b.device for m in modules for b in m.buffers(recurse=False)}
+    parts = [module for _, module in modules(model)]
+    found = {p.device for m in parts for p in m.parameters(recurse=False)}
+    found = found or {b.device for m in parts for b in m.buffers(recurse=False)}
     if len(found) > 1:
         raise InputError(
             f"the network has parameters on {sorted(map(str, found))}: give the model device=, the one of its states"

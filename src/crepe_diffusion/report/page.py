@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 
 from crepe_diffusion.diagnostics.verdict import Verdict
+from crepe_diffusion.errors import InputError
 from crepe_diffusion.report.figures import Picture
 
 __all__ = ["Html", "box", "document", "figures", "number", "publish", "section", "table"]
@@ -151,11 +152,27 @@ def document(title: str, subtitle: str, *parts: Html) -> str:
 def publish(path: Path, text: str, pictures: Iterable[Picture | None]) -> Path:
     """Figures first, then the page in one rename: a reader never sees half of it."""
     folder = path.parent / "figures"
+    check_page(path)
+    if folder.is_symlink():
+        raise InputError(
+            f"{folder} is a link: figures would be written somewhere else; remove it, or choose another --out"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         if picture is not None:
-            (folder / f"{picture.name}.png").write_bytes(picture.png)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+            _replace(folder / f"{picture.name}.png", picture.png)
+    _replace(path, text.encode("utf-8"))
     return path
+
+
+def check_page(path: Path) -> None:
+    """Refuse to put a page where something other than a file is, such as a device."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is not a file: a report cannot take its place; give the name of a file or a folder")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """In one rename, which replaces a link rather than follow it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(path)

@@ -63,6 +63,7 @@ def _page_path(path: str | Path, name: str) -> Path:
     path = Path(path)
     if path.is_dir():
         path = path / name
+    page.check_page(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

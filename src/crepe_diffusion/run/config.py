@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -49,7 +50,7 @@ class Output:
     def __post_init__(self) -> None:
         least = {"thin": 1, "trace_every": 1}
         for name in ("thin", "trace_every", "burn_in", *CADENCE):
-            if getattr(self, name) < least.get(name, 0):
+            if not getattr(self, name) >= least.get(name, 0):  # NaN is refused too
                 raise InputError(f"[output] {name} must be at least {least.get(name, 0)}, got {getattr(self, name)!r}")
 
 
@@ -68,8 +69,8 @@ class Stop:
 
     def __post_init__(self) -> None:
         for name in (f.name for f in fields(self) if f.name != "ess_scalar"):
-            if getattr(self, name) < 0:
-                raise InputError(f"[stop] {name} must be at least 0, got {getattr(self, name)!r}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InputError(f"[stop] {name} must be finite and at least 0, got {getattr(self, name)!r}")
 
     @staticmethod
     def of(table: Mapping[str, Any]) -> Stop:

@@ -22,6 +22,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import torch
@@ -184,6 +185,10 @@ def plain(value: Any) -> Any:
         return {"kind": "none"}
     if isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, (PurePath, torch.device)):
+        return str(value)
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
     if isinstance(value, (list, tuple)):
         return [plain(v) for v in value]
     if isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
@@ -255,7 +260,7 @@ def _setting(value: Any, hint: Any, what: str, names: Names | None) -> Setting:
     for member in members:
         try:
             converted = _converted(value, member)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # torch's word for an unknown device
             continue
         return Setting(converted, plain(converted))
     raise InputError(f"{what} must be {' or '.join(dict.fromkeys(map(_words, members)))}, got {value!r}")
@@ -272,6 +277,12 @@ def _converted(value: Any, hint: Any) -> Any:
         return value
     if hint is bool and isinstance(value, bool):
         return value
+    if isinstance(value, str) and inspect.isclass(hint) and issubclass(hint, PurePath):
+        return hint(value)
+    if isinstance(value, str) and hint is torch.dtype and isinstance(getattr(torch, value, None), torch.dtype):
+        return getattr(torch, value)
+    if isinstance(value, str) and hint is torch.device:
+        return torch.device(value)
     if hint is Tensor and isinstance(value, (list, tuple)):
         return torch.tensor(value, dtype=torch.float64)
     if hint in (list, tuple, Sequence) and isinstance(value, (list, tuple)):
@@ -297,7 +308,11 @@ def _words(hint: Any) -> str:
         str: "a string",
         bool: "true or false",
         Tensor: "a list of numbers",
+        torch.dtype: "a type of torch such as 'float32'",
+        torch.device: "a device such as 'cpu'",
     }
+    if inspect.isclass(hint) and issubclass(hint, PurePath):
+        return "a path"
     if hint in known:
         return known[hint]
     if origin is typing.Literal:

@@ -16,9 +16,20 @@ from typing import Any
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run.configured import merged, nearest
-from crepe_diffusion.run.files import ASIDE, DamagedError, make_directory, read_json, write_json
+from crepe_diffusion.run.files import (
+    ASIDE,
+    DamagedError,
+    decode_json,
+    make_directory,
+    read_bounded,
+    read_json,
+    write_json,
+)
 
 __all__ = ["Request", "answer", "await_answer", "leave", "pending", "refined"]
+
+MOST_BYTES = 2**20
+"""Of one request: anything larger is not a few reward terms."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ def pending(folder: Path) -> list[tuple[Path, Request | DamagedError]]:
         if not name.endswith(".json") or name.endswith(".answer.json") or name.startswith(ASIDE):
             continue
         try:
-            value = read_json(path)
+            value = decode_json(path, read_bounded(path, MOST_BYTES))
             out.append((path, Request(value["id"], value["add"], value["remove"], value["change"])))
         except DamagedError as error:
             out.append((path, error))

@@ -21,6 +21,7 @@ __all__ = [
     "digest",
     "make_directory",
     "move",
+    "named",
     "publish",
     "publish_all",
     "read_bounded",
@@ -54,12 +55,12 @@ def publish(path: Path, content: bytes, *, sync: bool = True) -> None:
 def publish_all(contents: Mapping[Path, bytes], *, sync: bool = True) -> None:
     """Each file in one step, in order, none before all are written."""
     for path, content in contents.items():
-        with _named(path):
+        with named(path):
             _aside(path).write_bytes(content)
     if sync:
         _sync_all([_aside(path) for path in contents])
     for path in contents:
-        with _named(path):
+        with named(path):
             os.replace(_aside(path), path)
     if sync:
         sync_directories({path.parent for path in contents})
@@ -74,7 +75,7 @@ def make_directory(path: Path) -> None:
 
 def move(old: Path, new: Path) -> None:
     """Rename within a directory, so that it survives a power failure."""
-    with _named(new):
+    with named(new):
         os.rename(old, new)
     sync_directories({new.parent})
 
@@ -89,7 +90,7 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
     """Errors of the system begin with the file that they are about: on a full disk they come without."""
     try:
         yield
@@ -114,7 +115,7 @@ def _sync_all(paths: Sequence[Path]) -> None:
 
 
 def _sync(path: Path) -> None:
-    with _named(path):
+    with named(path):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

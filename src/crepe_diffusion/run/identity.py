@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
+from crepe_diffusion.models.networks import modules, saved_tensors
 from crepe_diffusion.random import Stream
 from crepe_diffusion.run.checkpoint import SCHEMA
 from crepe_diffusion.run.config import Config
@@ -45,6 +47,7 @@ def write_information(folder: Path, run: str, config: Config, experiment: Experi
         "config_hash": config.identity(),
         "config_text": text_digest(config),
         "fingerprint": experiment.fingerprint,
+        "weights": weights(experiment.target),
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "import_path": import_path,
     }
@@ -83,6 +86,26 @@ def write_changed(folder: Path, config: Config) -> None:
     """A configuration that was changed only where it may be."""
     write_config(folder, config)
     write_json(folder / "run.json", {**read_json(folder / "run.json"), "config_text": text_digest(config)})
+
+
+def weights(target: Target) -> str:
+    """A checksum of all parameters and buffers that the models' networks would save, "" if there are none.
+
+    A probe compares with a tolerance and at a few points; a small change of the weights shows here.
+    """
+    seals = {
+        (id(tensor), str(tensor.dtype), tuple(tensor.shape), _checksum(tensor))
+        for model in target.models
+        for _, module in modules(model)
+        for tensor in saved_tensors(module)
+    }
+    # Neither the order in which networks are found nor their names matter.
+    return digest(repr(sorted(seal[1:] for seal in seals)).encode()) if seals else ""
+
+
+def _checksum(tensor: Tensor) -> int:
+    flat = tensor.detach().cpu().contiguous().flatten()
+    return int(google_crc32c.value(flat.view(torch.uint8).numpy().tobytes())) if len(flat) else 0
 
 
 def _versions() -> dict[str, str]:
@@ -183,6 +206,8 @@ def check_unchanged(
         notify("config.toml was changed only where it may be ([stop], cadences)")
     if information["fingerprint"] != experiment.fingerprint:
         changes.append("the model is not the one that the run began with (its fingerprint differs)")
+    if information.get("weights") != weights(experiment.target):
+        changes.append("the weights of a network are not those that the run began with")
     for change in changes:
         if not allow_changed:
             raise InputError(f"{folder}: {change}; --allow-changed goes on anyway")
@@ -190,4 +215,5 @@ def check_unchanged(
     if changes:
         write_config(folder, config)
         new = {"config_hash": config.identity(), "config_text": text_digest(config)}
-        write_json(folder / "run.json", {**information, **new, "fingerprint": experiment.fingerprint})
+        model = {"fingerprint": experiment.fingerprint, "weights": weights(experiment.target)}
+        write_json(folder / "run.json", {**information, **new, **model})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from crepe_diffusion.run.files import publish
+from crepe_diffusion.run.files import named, publish
 
 __all__ = ["Log", "chain_lines"]
 
@@ -31,7 +31,7 @@ class Log:
 
     def _line(self, when: str, text: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        with open(self.path, "a", encoding="utf-8") as file:
+        with named(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(f"{now}  {when}  {' '.join(text.split())}\n")
 
     def rewind(self, iteration: int) -> None:

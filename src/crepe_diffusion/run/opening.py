@@ -88,7 +88,7 @@ def from_config(folder: Path, config: Mapping[str, Any] | str | Path, import_pat
     if isinstance(config, (str, Path)):
         given, import_path = read_toml(Path(config)), str(Path(config).resolve().parent)
     else:
-        given = dict(config)
+        given, import_path = dict(config), os.path.abspath(import_path) if import_path else ""
     _make_importable(import_path)
     if not isinstance(given.get("experiment"), str):
         raise InputError('a configuration names its experiment: experiment = "mixture-tilt"')
@@ -136,16 +136,14 @@ def _new(
     make: Callable[[History], Continuing[Any]],
     import_path: str = "",
 ) -> Opened:
-    if is_run(folder):
-        raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
-    # A run that died before it wrote its configuration may have left these; anything else is not ours.
-    foreign = [
-        n for n in _names(folder) if n not in (".lock", "control", "log.txt", "run.json") and not n.startswith(ASIDE)
-    ]
-    if foreign:
-        raise InputError(f"{folder} is not empty, there is {foreign[0]!r}: choose another folder")
+    _check_free(folder)
     make_directory(folder)
     lock, log = _held(folder)
+    try:
+        _check_free(folder)  # another process may have begun here just before
+    except BaseException:
+        lock.release()
+        raise
     try:
         return _begin(folder, config, experiment, make, import_path, lock, log)
     except BaseException:
@@ -156,6 +154,17 @@ def _new(
                 (folder / name).unlink(missing_ok=True)
         lock.release()
         raise
+
+
+def _check_free(folder: Path) -> None:
+    if is_run(folder):
+        raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
+    # A run that died before it wrote its configuration may have left these; anything else is not ours.
+    foreign = [
+        n for n in _names(folder) if n not in (".lock", "control", "log.txt", "run.json") and not n.startswith(ASIDE)
+    ]
+    if foreign:
+        raise InputError(f"{folder} is not empty, there is {foreign[0]!r}: choose another folder")
 
 
 def _begin(

@@ -10,7 +10,9 @@ while no stop rule is met
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,11 @@ from crepe_diffusion.targets import Reward, Target
 __all__ = ["Run"]
 
 CONTROL_SECONDS = 0.2
+
+
+def _absolute(folder: str | Path) -> Path:
+    """A run stays where it was begun, whatever the process makes its working directory later."""
+    return Path(os.path.abspath(folder))
 
 
 class Run:
@@ -81,7 +88,7 @@ class Run:
             "checkpoint_iterations": checkpoint_iterations,
             "flush_seconds": flush_seconds,
         }
-        self._take(opening.from_sampler(Path(folder), sampler, scalars, output))
+        self._take(opening.from_sampler(_absolute(folder), sampler, scalars, output))
 
     @classmethod
     def start(cls, folder: str | Path, config: Mapping[str, Any] | str | Path, *, import_path: str = "") -> Run:
@@ -90,7 +97,7 @@ class Run:
         The `module:name`s of a file are also looked for in its own folder, those of a dictionary in `import_path`.
         """
         run = cls.__new__(cls)
-        run._take(opening.from_config(Path(folder), config, import_path))
+        run._take(opening.from_config(_absolute(folder), config, import_path))
         return run
 
     @classmethod
@@ -114,7 +121,7 @@ class Run:
         """
         run = cls.__new__(cls)
         made = opening.Made(target, list(rewards), scalars, arguments)
-        run._take(opening.resumed(Path(folder), made, allow_changed, notify), notify)
+        run._take(opening.resumed(_absolute(folder), made, allow_changed, notify), notify)
         return run
 
     def _take(self, opened: opening.Opened, notify: Callable[[str], None] = lambda text: None) -> None:
@@ -170,9 +177,8 @@ class Run:
         with signals() as caught:
             try:
                 outcome = self._loop(clock, shown, caught)
-            except (NonFiniteError, InputError) as error:
-                self.recorder.flush()
-                self.log.session(f"failed after iteration {self.sampler.iteration}: {error}")
+            except BaseException as error:
+                self._failed(error)
                 raise
             self.seconds = clock.seconds()
             self._checkpoint()
@@ -182,6 +188,18 @@ class Run:
         write_json(self.folder / "outcome.json", found)
         self.log.session(f"stopped at iteration {n}: {outcome.reason}")
         return outcome
+
+    def _failed(self, error: BaseException) -> None:
+        """Keep what was sampled, and a line about why it ended; the error itself matters more than either."""
+        n, own = self.sampler.iteration, isinstance(error, (InputError, NonFiniteError, KeyboardInterrupt))
+        text = f"failed after iteration {n}: " + ("" if own else f"{type(error).__name__}: ") + str(error)
+        if isinstance(error, KeyboardInterrupt):
+            text = f"stopped at once after iteration {n}"
+        with suppress(Exception):
+            if isinstance(error, Exception):
+                self.recorder.flush()
+        with suppress(OSError):
+            self.log.session(text)
 
     def _loop(self, clock: Clock, shown: Display, caught: list[str]) -> Outcome:
         output = self.config.output
@@ -224,14 +242,18 @@ class Run:
         if n % 10 ** int(math.log10(n)) == 0:
             self.log.chain(n, self._summary())
         if n in output.adapt_at:
-            ladder = self.sampler.adapt()  # type: ignore[attr-defined]
-            self.log.chain(n, f"levels moved to {' '.join(f'{t:.4g}' for t in ladder.levels.tolist())}")
+            try:
+                ladder = self.sampler.adapt()  # type: ignore[attr-defined]
+                text = f"levels moved to {' '.join(f'{t:.4g}' for t in ladder.levels.tolist())}"
+            except InputError as error:  # too little was recorded: no reason to end, now and at every resumption
+                text = f"levels stay as they are: {error}"
+            self.log.chain(n, text)
         if output.burn_in and n == self.history.now["from_iteration"] - 1 + output.burn_in:
             self.sampler.restart_diagnostics()
             self.log.chain(n, "end of burn-in")
-        text = self.ess_rule.look(self.config.stop, self.recorder.n_draws, self._judged)
-        if text is not None:
-            self.log.chain(n, text)
+        seen = self.ess_rule.look(self.config.stop, self.recorder.n_draws, self._judged)
+        if seen is not None:
+            self.log.chain(n, seen)
 
     def _summary(self) -> str:
         evaluations = f"{self.sampler.evaluate.counts.rows} evaluations"

@@ -92,7 +92,7 @@ def _least_size(stop: Stop, scalars: Mapping[str, np.ndarray], tours: Tensor | N
 
 @contextmanager
 def signals() -> Iterator[list[str]]:
-    """Ctrl-C and SIGTERM stop a run after its iteration; a second one stops it at once."""
+    """Ctrl-C, SIGTERM and SIGHUP stop a run after its iteration; a second one stops it at once."""
     caught: list[str] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -103,7 +103,10 @@ def signals() -> Iterator[list[str]]:
             raise KeyboardInterrupt
         caught.append(signal.Signals(number).name)
 
-    before = {number: signal.signal(number, catch) for number in (signal.SIGINT, signal.SIGTERM)}
+    known = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # What is ignored stays ignored: that is what nohup does with SIGHUP.
+    wanted = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, catch) for number in wanted}
     try:
         yield caught
     finally:
