@@ -272,6 +272,17 @@ def test_samples_of_any_shape_have_a_figure(event):
     assert matplotlib.image.imread(io.BytesIO(picture.png))[..., :3].std() > 0.01
 
 
+def test_images_are_shown_first_and_other_samples_last(tmp_path):
+    def text(event):
+        model = cd.models.GaussianMixture([1.0], torch.zeros(1, *event), [1.0])
+        chain = cd.ReplicaExchange(model, cd.ladder.karras(3, 0.1, 5.0), n_chains=2, seed=0)
+        return write_report(RunData.of(chain.sample(8)), tmp_path / "report.html").read_text("utf-8")
+
+    pixels, plane = text((1, 4, 4)), text((2,))
+    assert pixels.index("<h2>Samples") < pixels.index("<h2>Cost")
+    assert plane.index("<h2>Samples") > plane.index("<h2>Cost")
+
+
 def test_tokens_are_text(tmp_path):
     table = torch.ones(2, 2)
     table[1, 0] = 97

@@ -41,18 +41,23 @@ def write_report(data: RunData, path: str | Path) -> Path:
         shown.extend(pictures)
         return page.figures(pictures)
 
+    picture = figures.samples(_judged_or_all(e))
+    samples = _samples(e, draw(picture))
+    # Images are looked at first, whatever the numbers say; of other events the numbers come first.
+    first, last = (samples, Html("")) if picture is not None and picture.photo else (Html(""), samples)
     subtitle = f"{data.status}; {len(data.x):,} draws of {data.x.shape[1]} chains, {len(data.levels)} levels"
     text = page.document(
         data.name,
         subtitle,
         page.box(judge(e), data.status == "running"),
+        first,
         _notes(data),
         _glance(e),
         _communication(e, draw) if e.exchanges else Html(""),
         _scalars(e, draw(*_scalar_figures(e))),
         _free_energy(e, draw(figures.log_z(e))) if e.exchanges else Html(""),
         _cost(e),
-        _samples(e, draw(figures.samples(_judged_or_all(e)))),
+        last,
         _history(data),
         _configuration(data),
     )
