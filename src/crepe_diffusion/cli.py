@@ -127,6 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     rules.add_argument("--ess", type=float, metavar="N", help="effective sample size")
     rules.add_argument("--ess-scalar", metavar="NAME", help="of this scalar (default: of every one that varies)")
     stop.add_argument("--no-report", action="store_true", help="do not write report.html at the end")
+    trusting = argparse.ArgumentParser(add_help=False)
+    trusting.add_argument("--trust", action="store_true", help="run the code that a folder from elsewhere names")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(
@@ -140,10 +142,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("config", metavar="CONFIG", help="a TOML file, or a name from `crepe-diffusion list`")
     sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME, runs/NAME-2, ...)")
     sub.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value")
-    sub = add("resume", _resume, "go on with a run, bit for bit where it was left", stop)
+    sub = add("resume", _resume, "go on with a run, bit for bit where it was left", stop, trusting)
     sub.add_argument("folder", type=Path, metavar="DIR")
     sub.add_argument("--allow-changed", action="store_true", help="accept a changed configuration or model")
-    sub = add("refine", _refine, "add, change or remove reward terms of a run, stopped or running")
+    sub = add("refine", _refine, "add, change or remove reward terms of a run, stopped or running", trusting)
     sub.add_argument("folder", type=Path, metavar="DIR")
     sub.add_argument("--add", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"))
     sub.add_argument("--change", nargs="+", action="append", default=[], metavar=("NAME", "KEY=VALUE"))
@@ -193,7 +195,8 @@ def _resume(given: argparse.Namespace) -> int:
     def notify(text: str) -> None:
         _warn(f"crepe-diffusion: {text}")
 
-    return _go(Run.resume(given.folder, allow_changed=given.allow_changed, notify=notify), given)
+    run = Run.resume(given.folder, allow_changed=given.allow_changed, trust=given.trust, notify=notify)
+    return _go(run, given)
 
 
 def _go(run: Run, given: argparse.Namespace) -> int:
@@ -233,7 +236,7 @@ def _refine(given: argparse.Namespace) -> int:
     if running or in_python:
         control.refined(read_targets(given.folder)[-1]["rewards"], request)
     else:
-        rehearse(given.folder, request)
+        rehearse(given.folder, request, given.trust)
     path = control.leave(given.folder, request)
     if not running:
         when = "is evaluated" if in_python else "is in force"

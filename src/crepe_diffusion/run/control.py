@@ -25,6 +25,7 @@ from crepe_diffusion.run.files import (
     read_json,
     write_json,
 )
+from crepe_diffusion.run.trust import named_code, signature
 
 __all__ = ["Request", "answer", "await_answer", "leave", "pending", "refined"]
 
@@ -40,6 +41,11 @@ class Request:
     add: Sequence[Mapping[str, Any]]
     remove: Sequence[str]
     change: Mapping[str, Mapping[str, Any]]
+    trust: str = ""
+
+    @property
+    def code(self) -> list[str]:
+        return named_code([list(self.add), self.change])
 
 
 def refined(rewards: Sequence[Mapping[str, Any]], request: Request) -> list[dict[str, Any]]:
@@ -64,7 +70,8 @@ def refined(rewards: Sequence[Mapping[str, Any]], request: Request) -> list[dict
 def leave(folder: Path, request: Request) -> Path:
     """Leave a request; the path is where `await_answer` looks."""
     # Requests are handled in the order of their names.
-    request = replace(request, id=f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}")
+    name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}"
+    request = replace(request, id=name, trust=signature(name, request.code))
     make_directory(folder / "control")
     path = folder / "control" / f"{request.id}.json"
     write_json(path, asdict(request))
@@ -80,7 +87,7 @@ def pending(folder: Path) -> list[tuple[Path, Request | DamagedError]]:
             continue
         try:
             value = decode_json(path, read_bounded(path, MOST_BYTES))
-            out.append((path, Request(value["id"], value["add"], value["remove"], value["change"])))
+            out.append((path, Request(**{f: value[f] for f in Request.__dataclass_fields__})))
         except DamagedError as error:
             out.append((path, error))
         except (KeyError, TypeError):

@@ -32,7 +32,7 @@ __all__ = [
 
 ASIDE = ".partial-"
 CHECKSUM = "checksum"
-MOST_JSON = 2**28
+MOST_JSON = 2**26
 """No file of ours comes near to this; a larger one was not written by us, and is not read into memory."""
 
 

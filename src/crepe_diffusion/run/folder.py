@@ -23,6 +23,7 @@ from crepe_diffusion.run.config import read_toml
 from crepe_diffusion.run.files import DamagedError, digest, read_json
 from crepe_diffusion.run.recorder import OWN
 from crepe_diffusion.run.store import read_store, verify_store
+from crepe_diffusion.run.trust import check_links, check_trust, named_code
 from crepe_diffusion.schedules import Ladder
 
 try:
@@ -42,6 +43,7 @@ def require_run(folder: Path) -> None:
         raise InputError(f"{folder} does not exist; a run is a folder made by `crepe-diffusion run CONFIG --out DIR`")
     if not is_run(folder):
         raise InputError(f"{folder} holds no run: there is no config.toml in it")
+    check_links(folder)
 
 
 class Lock:
@@ -106,6 +108,16 @@ def read_outcome(folder: Path) -> dict[str, Any]:
     if outcome.get("iteration") != newest or not isinstance(outcome.get("finished"), bool):
         raise DamagedError(path, f"of iteration {outcome.get('iteration')}, but the last checkpoint is of {newest}")
     return outcome
+
+
+def check_targets_trusted(folder: Path) -> None:
+    """Refuse rewards that somebody else named by their code."""
+    try:
+        value = read_json(folder / "targets.json")
+    except (OSError, DamagedError):
+        return  # the checkpoint's own are taken then, and they are checked there
+    code = named_code([entry.get("rewards") for entry in value["targets"]])
+    check_trust(folder / "targets.json", value.get("trust"), str(value.get("run")), code)
 
 
 def read_targets(folder: Path, position: checkpoint.Position | None = None) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.run import control, identity
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, write_json
+from crepe_diffusion.run.trust import check_trust, named_code, signature
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Target
 
@@ -44,8 +45,15 @@ class History:
         """The experiment's models under these reward tables."""
         return replace(self.experiment.target, rewards=tuple(self.experiment.reward(r) for r in rewards))
 
+    @property
+    def code(self) -> list[str]:
+        return named_code([entry["rewards"] for entry in self.entries])
+
     def write(self) -> None:
-        write_json(self.folder / "targets.json", {"run": self.run, "targets": self.entries})
+        write_json(
+            self.folder / "targets.json",
+            {"run": self.run, "targets": self.entries, "trust": signature(self.run, self.code)},
+        )
 
     def add(self, n: int, rewards: list[dict[str, Any]], probe: identity.Probe, request: str = "") -> None:
         """The target that is in force from iteration n on.
@@ -108,6 +116,7 @@ class History:
                 control.answer(path, True, "already in force")
             else:
                 try:
+                    check_trust(path, request.trust, request.id, request.code)
                     self.refine(sampler, request)
                 except (InputError, NonFiniteError) as error:
                     refused(f"refinement refused: {error}")

@@ -19,9 +19,10 @@ from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models.networks import modules, saved_tensors
 from crepe_diffusion.random import Stream
 from crepe_diffusion.run.checkpoint import SCHEMA
-from crepe_diffusion.run.config import Config
+from crepe_diffusion.run.config import Config, read_toml
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, digest, publish, read_json, write_json
+from crepe_diffusion.run.trust import check_trust, named_code, signature
 from crepe_diffusion.targets import Target
 
 __all__ = [
@@ -50,6 +51,7 @@ def write_information(folder: Path, run: str, config: Config, experiment: Experi
         "weights": weights(experiment.target),
         "created": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "import_path": import_path,
+        "trust": signature(run, import_path, named_code(config.to_dict())),
     }
     write_json(folder / "run.json", information)
 
@@ -67,11 +69,19 @@ def check_schema(folder: Path) -> None:
         )
 
 
-def import_path(folder: Path) -> str:
+def import_path(folder: Path, trust: bool) -> str:
+    """Where modules that the run names are looked for; code that somebody else named is refused unless trusted."""
+    code, run, path, signed = named_code(read_toml(folder / "config.toml")), "", "", ""
     try:
-        return str(read_json(folder / "run.json").get("import_path", ""))
+        information = read_json(folder / "run.json")
+        run, path, signed = (str(information.get(name, "")) for name in ("run", "import_path", "trust"))
     except (OSError, DamagedError):
-        return ""
+        information = {}
+    if trust and information:
+        write_json(folder / "run.json", {**information, "trust": signature(run, path, code)})
+    elif not trust:
+        check_trust(folder, signed, run, path, code)
+    return path
 
 
 def write_config(folder: Path, config: Config) -> None:

@@ -23,12 +23,13 @@ from crepe_diffusion.run.config import MADE_BY_A_RUN, Config, read_toml
 from crepe_diffusion.run.configured import NotWritableError, kind_of, plain, written
 from crepe_diffusion.run.experiment import Experiment, build
 from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers, make_directory, remove
-from crepe_diffusion.run.folder import Lock, is_run, read_targets, require_run
+from crepe_diffusion.run.folder import Lock, check_targets_trusted, is_run, read_targets, require_run
 from crepe_diffusion.run.history import History
 from crepe_diffusion.run.log import Log
 from crepe_diffusion.run.recorder import Recorder, Scalars
 from crepe_diffusion.run.stopping import EssRule
 from crepe_diffusion.run.store import disagreements, read_manifest, verify_store
+from crepe_diffusion.run.trust import check_trust
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Reward, Target
 
@@ -221,12 +222,11 @@ def _scalars(config: Config, experiment: Experiment) -> Scalars:
 # -- going on ----------------------------------------------------------------------------------------------------
 
 
-def resumed(folder: Path, made: Made, allow_changed: bool, notify: Callable[[str], None]) -> Opened:
+def resumed(folder: Path, made: Made, allow_changed: bool, trust: bool, notify: Callable[[str], None]) -> Opened:
     """The run of this folder as its last checkpoint left it."""
     require_run(folder)
     identity.check_schema(folder)
-    import_path = identity.import_path(folder)
-    _make_importable(import_path)
+    import_path = _trusted(folder, trust)
     with _named(folder / "config.toml"):
         config, experiment = _again(folder, made)
     lock, log = _held(folder)
@@ -241,7 +241,7 @@ def resumed(folder: Path, made: Made, allow_changed: bool, notify: Callable[[str
             note("no checkpoint was reached: starting from the beginning")
             _wipe(folder, log)
             return _begin(folder, config, experiment, _first_sampler(config, experiment), import_path, lock, log)
-        return _from_checkpoint(folder, config, experiment, allow_changed, note, lock, log)
+        return _from_checkpoint(folder, config, experiment, allow_changed, trust, note, lock, log)
     except BaseException:
         lock.release()
         raise
@@ -267,6 +267,7 @@ def _from_checkpoint(
     config: Config,
     experiment: Experiment,
     allow_changed: bool,
+    trust: bool,
     notify: Callable[[str], None],
     lock: Lock,
     log: Log,
@@ -285,7 +286,11 @@ def _from_checkpoint(
     except DamagedError as error:
         notify(f"damaged: {error}; taken from {path}, what was changed after it is lost")
         history = History(folder, position.run, experiment, position.history, position.target)
+        if not trust:
+            check_trust(path, "", history.code)
         history.write()
+    if trust and history.code:
+        history.write()  # signed by this user from now on
     sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
     _check_adapts(config, sampler)
     now = identity.probe(sampler.evaluate)
@@ -298,9 +303,9 @@ def _from_checkpoint(
     return Opened(folder, config, lock, log, sampler, history, recorder, position.seconds, ess_rule, is_new=False)
 
 
-def rehearse(folder: Path, request: control.Request) -> None:
+def rehearse(folder: Path, request: control.Request, trust: bool) -> None:
     """Evaluate a request as the next session will, and raise what it would raise; nothing is written."""
-    _make_importable(identity.import_path(folder))
+    _trusted(folder, trust)
     with _named(folder / "config.toml"):
         config, experiment = _again(folder, Made())
     _, position, tensors = checkpoint.newest(folder, lambda error: None)
@@ -365,6 +370,16 @@ def _names(folder: Path) -> list[str]:
     return sorted(os.listdir(folder)) if folder.is_dir() else []
 
 
+def _trusted(folder: Path, trust: bool) -> str:
+    """Where the run's modules are looked for, once it is clear whose they are."""
+    path = identity.import_path(folder, trust)
+    if not trust:
+        check_targets_trusted(folder)
+    _make_importable(path)
+    return path
+
+
 def _make_importable(path: str) -> None:
+    """Behind all others: a file beside a configuration takes no installed module's place."""
     if path and path not in sys.path:
-        sys.path.insert(0, path)
+        sys.path.append(path)

@@ -109,6 +109,7 @@ class Run:
         rewards: Iterable[Reward] = (),
         scalars: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
         allow_changed: bool = False,
+        trust: bool = False,
         notify: Callable[[str], None] = lambda text: None,
         **arguments: Any,
     ) -> Run:
@@ -116,12 +117,13 @@ class Run:
 
         A run that was made in Python needs its target again, its scalars if it had any, the `rewards` that were added
         later, and those `arguments` of its sampler that no file can hold, such as `explorer=Bounce(accept=my_rule)` (an
-        error names them). A changed model or configuration is refused unless `allow_changed`. `notify` is called with
-        what a person should read, such as a damaged checkpoint; it is in the log too.
+        error names them). A changed model or configuration is refused unless `allow_changed`, a folder that names code
+        and was begun by somebody else unless `trust`. `notify` is called with what a person should read, such as a
+        damaged checkpoint; it is in the log too.
         """
         run = cls.__new__(cls)
         made = opening.Made(target, list(rewards), scalars, arguments)
-        run._take(opening.resumed(_absolute(folder), made, allow_changed, notify), notify)
+        run._take(opening.resumed(_absolute(folder), made, allow_changed, trust, notify), notify)
         return run
 
     def _take(self, opened: opening.Opened, notify: Callable[[str], None] = lambda text: None) -> None:
