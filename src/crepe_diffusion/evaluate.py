@@ -5,6 +5,8 @@ Evaluation = predictions D_j(x, t), reward r_t(x), and the drift of the proposal
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from crepe_diffusion.devices import is_home, real, resident
 from crepe_diffusion.errors import InputError, NonFiniteError, check_choice
 from crepe_diffusion.models.networks import Networks, common_device
 from crepe_diffusion.processes import Evaluation, Process
+from crepe_diffusion.processes.discrete import Asked, InTurn
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.rewards import RewardSum
@@ -64,6 +67,8 @@ class Evaluator:
         process.check_event(torch.Size(target.models[0].event_shape))
         self.networks = Networks(target.models, process.is_discrete)
         self.rewards = RewardSum(target.rewards, proposal.guidance, ladder, process, self.coefficients)
+        self.keeps_predictions = process.keeps_predictions(torch.Size(target.models[0].event_shape))
+        """Whether an evaluation holds predictions; if not, it holds rewards only, and tokens are asked for."""
 
     @property
     def network_rows(self) -> int:
@@ -92,9 +97,12 @@ class Evaluator:
     def __call__(self, x: Tensor, t: Tensor, *, rewards: bool = True) -> Evaluation:
         """One evaluation per row, at its own time; `rewards=False` skips rewards whose gradient is not needed.
 
-        Waits for the device once, to see whether all numbers are finite.
+        Waits for the device once, to see whether all numbers are finite. Where no prediction is kept, a network is
+        called only if a reward looks at predictions.
         """
         x, t = x.to(self.device), t.to(self.device, self.real)
+        if not self.keeps_predictions and not (rewards and self.rewards.on_predictions):
+            return self.known(x, t, Evaluation.nothing(x), rewards=rewards)
         size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
         found = [self._chunk(x[i : i + size], t[i : i + size], rewards) for i in range(0, len(x), size)]
         if len(found) == 1:
@@ -114,6 +122,31 @@ class Evaluator:
         value = value.clamp(min=IMPOSSIBLE).where(seen.possible, IMPOSSIBLE)
         self._count_bad(t, bad)
         return Evaluation(seen.predictions, seen.drift, value.where(~bad, IMPOSSIBLE))
+
+    def ask(self, x: Tensor, t: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
+        """The tokens that are asked for, (rows, k), and their log-probabilities (models + 1, rows), NaN if not finite.
+
+        Costs one row of each network per row. Of a prediction nothing else is kept, so that memory holds one
+        prediction of the micro-batch and what its network needs.
+        """
+        process, t = self.process, t.to(self.device, self.real)
+        assert isinstance(process, InTurn)
+        size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for i in torch.arange(len(x), device=x.device).split(max(1, size)):
+            with torch.no_grad():
+                predictions = self.networks.predict(x[i], self._model_time(x[i], t[i]))
+                here = tuple(process.at(p, asked.positions[i]) for p in predictions)
+                del predictions  # before the next ones are made
+                bad = self._not_finite(here, torch.zeros_like(t[i]), None)
+                here = tuple(p.where(~rows_like(bad, p), 0.0) for p in here)
+                found.append((*process.answer(x[i], t[i], here, asked.rows(i), self.coefficients), bad))
+            self.counts.calls += self.networks.n_calls
+            self.counts.rows += len(i) * self.network_rows
+        tokens, log_p, bad = (torch.cat(parts, -1 if k == 1 else 0) for k, parts in enumerate(zip(*found, strict=True)))
+        bad = bad | (asked.chosen & (tokens < 0)).any(1)  # draws that were impossible: see Stream.categorical
+        self._count_bad(t, bad)
+        return tokens.clamp(min=0), log_p.where(~bad, torch.nan)
 
     def _value(self, x: Tensor, t: Tensor, seen: Evaluation, rewards: bool) -> Tensor:
         if not rewards or not self.rewards.blind:
@@ -146,7 +179,8 @@ class Evaluator:
                 value = value + r
                 self.counts.gradient_rows += n * self.network_rows if terms.through_networks else 0
             # Copies, since a network may reuse its output and replicas keep theirs.
-            predictions = tuple(p.detach().clone() for p in predictions)
+            if self.keeps_predictions:
+                predictions = tuple(p.detach().clone() for p in predictions)
         with torch.no_grad():
             if terms.free:
                 r, g = terms.jacobian_free(x, t, predictions)
@@ -160,8 +194,12 @@ class Evaluator:
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
             bad = self._not_finite(predictions, value, guidance)
             bad = bad if lost is None else bad | lost
-            drift = self.process.drift(x, t, predictions, guidance, self.coefficients)
-            return Evaluation(predictions, drift, value.clamp(min=IMPOSSIBLE)), bad
+            value = value.clamp(min=IMPOSSIBLE)
+            if not self.keeps_predictions:
+                return replace(Evaluation.nothing(x), reward=value), bad
+            return Evaluation(
+                predictions, self.process.drift(x, t, predictions, guidance, self.coefficients), value
+            ), bad
 
     def _not_finite(self, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None) -> Tensor:
         """Which rows have a number that is not finite; minus infinity is a legal reward."""
@@ -176,6 +214,8 @@ class Evaluator:
         """Rows that are not finite are counted by level, then raised, or made impossible and so rejected."""
         if not self._count_bad(t, bad):
             return seen
+        if not self.keeps_predictions:
+            return replace(seen, reward=seen.reward.where(~bad, IMPOSSIBLE))
         predictions = tuple(p.where(~rows_like(bad, p), torch.zeros_like(p)) for p in seen.predictions)
         drift = self.process.drift(x, t, predictions, None, self.coefficients)
         drift = seen.drift.where(~rows_like(bad, drift), drift)

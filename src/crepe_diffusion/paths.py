@@ -85,6 +85,8 @@ def walk(
         s, t = (evaluate.ladder.times[i] for i in (torch.minimum(index, end), torch.maximum(index, end)))
         tokens, possible = _tokens_home(x, seen.possible)
         turns = process.turns(tokens, s, t, direction > 0, stream.at("turns"))
+        if turns is not None and not evaluate.keeps_predictions:
+            return _walk_asking(evaluate, process, x, seen, s, t, direction, turns, stream, end_rewards)
         if turns is not None:
             # A row that stays may have been drawn again; one without weight may owe that to a prediction.
             fresh = (direction == 0) | ((turns.flatten(1).amax(1) == 0) & ~possible)
@@ -182,6 +184,47 @@ def _walk_in_turn(
     )
 
 
+def _walk_asking(
+    evaluate: Evaluator,
+    process: InTurn,
+    x: Tensor,
+    seen: Evaluation,
+    s: Tensor,
+    t: Tensor,
+    direction: Tensor,
+    turns: Tensor,
+    stream: Stream,
+    end_rewards: bool,
+) -> Path:
+    """The walk of `_walk_in_turn`, with the same draws, where no prediction is kept between turns.
+
+    Every turn asks for its tokens at the noisier end of its change. A walk of n turns then costs n rows as well, since
+    its cleaner end is not evaluated; one more if a reward looks at predictions.
+    """
+    last, start, start_reward, device = turns.flatten(1).amax(1), x, seen.reward, x.device
+    up, moving = direction.to(device) > 0, direction.to(device) != 0
+    s, t = s.to(device, evaluate.real), t.to(device, evaluate.real)
+    log_p = torch.zeros(len(evaluate.coefficients.target) + 1, len(x), dtype=evaluate.real, device=device)
+    for turn in range(1, int(last.max()) + 1):
+        rows = (last >= turn).nonzero()[:, 0].to(device)
+        asked = process.asked(x, turns, turn, up, stream.at(turn)).rows(rows)
+        noisy = process.noisier(x[rows], asked)
+        tokens, found = evaluate.ask(noisy, t[rows], asked)
+        x = x.index_copy(0, rows, process.changed(noisy, asked, tokens))
+        log_p[:, rows] += found
+    x_s, x_t = _ends(start, x, up)
+    log_p = (log_p + process.coin_ratio(x_s, x_t, s, t)).where(moving, 0.0)
+    seen = evaluate(x, torch.where(up, t, s), rewards=end_rewards)
+    return Path(
+        x=x if x is not start else x.clone(),
+        seen=seen,
+        reward_s=torch.where(up, start_reward, seen.reward),
+        reward_t=torch.where(up, seen.reward, start_reward),
+        models=process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(moving, 0.0),
+        proposal=log_p[-1],
+    )
+
+
 def _ends(start: Tensor, end: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """The clean and the noisy end of a walk."""
     rises = rows_like(up, start)
@@ -249,9 +292,8 @@ def denoise(
         return process.step(x, seen, to, since, down, stream, evaluate.coefficients)
     last = turns.flatten(1).amax(1)
     for turn in range(1, int(last.max()) + 1):
-        positions, chosen = (part.to(device) for part in process.turn(turns, turn))
         rows = (last >= turn).nonzero()[:, 0].to(device)
-        drift = process.at(evaluate(x[rows], since[rows], rewards=False).drift, positions[rows])
-        log_q = torch.zeros(len(x), *drift.shape[1:], dtype=drift.dtype, device=x.device).index_copy_(0, rows, drift)
-        x = process.change(x, positions, chosen, log_q, down, stream.at(turn))
+        asked = process.asked(x, turns, turn, down, stream.at(turn)).rows(rows)
+        tokens, _ = evaluate.ask(x[rows], since[rows], asked)
+        x = x.index_copy(0, rows, process.changed(x[rows], asked, tokens))
     return x

@@ -22,7 +22,7 @@ from torch import Tensor
 from crepe_diffusion.devices import is_home, real, resident
 from crepe_diffusion.errors import InputError, NonFiniteError
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "category"]
 
 
 @dataclass(frozen=True)
@@ -95,23 +95,8 @@ class Stream:
         return torch.where(chosen, rank, 0)
 
     def categorical(self, log_p: Tensor) -> Tensor:
-        """Indices along the last axis, drawn from (unnormalised) log-probabilities in float64 (see `devices.real`).
-
-        A draw without a category of positive probability is an error. On a device, where looking for one would wait, it
-        is -1, and the evaluation of such a state is the error.
-        """
-        p = torch.softmax(log_p.to(real(log_p.device)), dim=-1)
-        impossible = p[..., 0].isnan()
-        if is_home(p) and impossible.any():
-            raise NonFiniteError(
-                f"{int(impossible.sum())} of {impossible.numel()} draws have no category of positive probability"
-            )
-        u = self.uniform(tuple(log_p.shape[:-1]), device=log_p.device)
-        cumulative = p.cumsum(-1)
-        # Inverting the cumulative sum: `right` never lands on a category of probability zero.
-        drawn = torch.searchsorted(cumulative, u[..., None] * cumulative[..., -1:], right=True)[..., 0]
-        drawn = drawn.clamp_(max=log_p.shape[-1] - 1)
-        return drawn if is_home(p) else drawn.where(~impossible, -1)
+        """Indices along the last axis, drawn from (unnormalised) log-probabilities; see `category`."""
+        return category(log_p, self.uniform(tuple(log_p.shape[:-1]), device=log_p.device))
 
     def _words(self, shape: tuple[int, ...], first_row: int, device: torch.device) -> Tensor:
         """Row r owns the counter blocks [r * blocks, (r + 1) * blocks) of this branch's generator; as int64."""
@@ -127,6 +112,25 @@ class Stream:
             counter = torch.arange(first, first + n_rows * blocks, device=device)
             words = _philox(counter, (int(key[0]), int(key[1])))
         return words.view(n_rows, blocks * 4)[:, :n_words].contiguous().view(shape)
+
+
+def category(log_p: Tensor, u: Tensor) -> Tensor:
+    """The index along the last axis at which the cumulative probability passes u, in float64 (see `devices.real`).
+
+    A draw without a category of positive probability is an error. On a device, where looking for one would wait, it
+    is -1, and the evaluation of such a state is the error.
+    """
+    p = torch.softmax(log_p.to(real(log_p.device)), dim=-1)
+    impossible = p[..., 0].isnan()
+    if is_home(p) and impossible.any():
+        raise NonFiniteError(
+            f"{int(impossible.sum())} of {impossible.numel()} draws have no category of positive probability"
+        )
+    cumulative = p.cumsum(-1)
+    # `right` never lands on a category of probability zero.
+    drawn = torch.searchsorted(cumulative, u[..., None] * cumulative[..., -1:], right=True)[..., 0]
+    drawn = drawn.clamp_(max=log_p.shape[-1] - 1)
+    return drawn if is_home(p) else drawn.where(~impossible, -1)
 
 
 def _open_unit(words: Tensor) -> Tensor:

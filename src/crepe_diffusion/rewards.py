@@ -103,6 +103,8 @@ class RewardSum:
         self.blind, self.gradient, self.free = (styles[style] for style in GUIDANCE)
         self.through_networks = any(r.on == "prediction" for r in self.gradient)
         """Whether the networks must be differentiated."""
+        self.on_predictions = any(r.on != "state" for r in rewards)
+        """Whether some reward looks at what the networks predict."""
 
     def value(self, rewards: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
         """`sum_i scale_i gamma_i r_i` of some of the rewards, in the dtype of t."""

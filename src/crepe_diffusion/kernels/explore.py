@@ -21,7 +21,7 @@ from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_target_ratio, log_work, walk
 from crepe_diffusion.processes import Evaluation
-from crepe_diffusion.processes.discrete import TokenMoves
+from crepe_diffusion.processes.discrete import InTurn, TokenMoves
 from crepe_diffusion.random import Stream
 
 __all__ = ["Bounce", "Explorer", "Langevin", "ParticleStarter", "SingleToken", "Start", "Starter"]
@@ -168,12 +168,29 @@ class SingleToken:
         moved = torch.zeros(len(t), dtype=torch.bool)
         for i in range(self.n_moves):
             branch = stream.at(i)
-            y = process.local_move(state.x, state.seen.drift, branch)
-            seen = evaluate(y, t)
-            log_alpha = log_target_ratio(evaluate, state.x, y, state.seen, seen, t)
-            log_alpha = log_alpha - process.local_log_q(state.x, y, state.seen, seen)
+            if evaluate.keeps_predictions:
+                y = process.local_move(state.x, state.seen.drift, branch)
+                seen = evaluate(y, t)
+                log_alpha = log_target_ratio(evaluate, state.x, y, state.seen, seen, t)
+                log_alpha = log_alpha - process.local_log_q(state.x, y, state.seen, seen)
+            else:
+                y, seen, log_alpha = self._ask(state, evaluate, t, branch)
             accepted = self.accept(home(log_alpha)[0], branch.at("accept"))
             moved = moved | accepted
             x, seen = state.take(accepted, y, seen)
             state = State(x, seen, state.level)
         return state, moved
+
+    def _ask(self, state: State, evaluate: Evaluator, t: Tensor, stream: Stream) -> tuple[Tensor, Evaluation, Tensor]:
+        """The same move where no prediction is kept: its token is asked for, and its reward evaluated."""
+        process, t = evaluate.process, t.to(evaluate.device, evaluate.real)
+        assert isinstance(process, InTurn)
+        asked = process.single(state.x, stream)
+        noisy = process.noisier(state.x, asked)
+        tokens, log_p = evaluate.ask(noisy, t, asked)
+        y, ratios = process.changed(noisy, asked, tokens), process.single_ratios(asked, log_p, t)
+        seen, models = evaluate(y, t), ratios[:-1]
+        if process.log_probs is not None:
+            models = process.log_density_ratios(state.x, y, state.seen, seen, t)
+        c = torch.tensor(evaluate.coefficients.target, dtype=models.dtype, device=models.device)
+        return y, seen, c @ models - ratios[-1] + seen.reward - state.seen.reward

@@ -69,6 +69,12 @@ class Evaluation:
         )
 
     @staticmethod
+    def nothing(x: Tensor) -> Evaluation:
+        """Of points of which no prediction is kept: no reward yet."""
+        zero = torch.zeros(len(x), dtype=real(x.device), device=x.device)
+        return Evaluation((), zero[:, None][:, :0], zero)
+
+    @staticmethod
     def cat(evaluations: list[Evaluation]) -> Evaluation:
         return Evaluation(
             tuple(torch.cat(p) for p in zip(*(v.predictions for v in evaluations), strict=True)),
@@ -101,6 +107,10 @@ class Process(ABC):
         On steep targets that is an error which no number of levels removes.
         """
         return False
+
+    def keeps_predictions(self, event: torch.Size) -> bool:
+        """Whether a point keeps its predictions until it moves; if not, models are asked for single tokens instead."""
+        return True
 
     def project(self, z: Tensor) -> Tensor:
         """The part of z inside the subspace on which the process lives."""

@@ -15,7 +15,7 @@ The prediction of a position that is already known is not used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
@@ -28,15 +28,17 @@ from crepe_diffusion.batches import rows_like
 from crepe_diffusion.devices import as_real, is_home, real, resident
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
-from crepe_diffusion.random import Stream
+from crepe_diffusion.random import Stream, category
 
-__all__ = ["Discrete", "Euler", "InTurn", "Masked", "TokenMoves", "Uniform"]
+__all__ = ["Asked", "Discrete", "Euler", "InTurn", "Masked", "TokenMoves", "Uniform"]
 
 LOG_ZERO = float("-inf")
 SOFTEST = 1e-3
 """The uniform process integrates over log(t + this): densities may be steep on this scale of times."""
 MOST_TURNS = 128
 """Positions change one by one up to this many of them: a descent then costs as many evaluations as there are tokens."""
+MOST_KEPT = 2**18
+"""A prediction of one state is kept up to this many numbers (128 positions of 2,048 tokens): 2 MB in float64."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,14 @@ class Discrete(Process):
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
         """Probabilities of each token, `(rows, *event, V)`; one-hot where the token is known."""
         weights = tuple(c / coefficients.total for c in coefficients.target)
-        p = torch.softmax(_combined(predictions, weights), dim=-1)
-        known = ~self.free(x) | self.known(x, t)
-        exact = one_hot(x.clamp(max=self.vocab_size - 1), self.vocab_size).to(p.dtype)
-        return torch.where(known[..., None], exact, p)
+        flat = tuple(p.flatten(0, -2) for p in predictions)
+        p = torch.empty(flat[0].shape, dtype=real(x.device), device=x.device)
+        rows = max(1, MOST_KEPT // flat[0].shape[1])  # in blocks, since a long text has large predictions
+        for i in range(0, len(p), rows):
+            p[i : i + rows] = torch.softmax(_combined(tuple(f[i : i + rows] for f in flat), weights), dim=-1)
+        known = (~self.free(x) | self.known(x, t)).flatten()[:, None]
+        token = x.flatten()[:, None].clamp(max=self.vocab_size - 1)
+        return p.masked_fill_(known, 0.0).scatter_add_(1, token, known.to(p.dtype)).reshape(*x.shape, -1)
 
     @abstractmethod
     def known(self, x: Tensor, t: Tensor) -> Tensor:
@@ -184,6 +190,23 @@ def _most_at_once(at_once: int | str | None, n_positions: int) -> int:
     return n_positions if at_once is None else int(at_once)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a turn needs to know: tokens at `positions` (rows, k), where `chosen`, and their log-probabilities.
+
+    In rows that are `drawn`, (rows,), tokens come from the proposal by the uniforms `u`; elsewhere they are `given`.
+    """
+
+    positions: Tensor
+    chosen: Tensor
+    given: Tensor
+    drawn: Tensor
+    u: Tensor
+
+    def rows(self, index: Tensor) -> Asked:
+        return Asked(*(getattr(self, f.name).index_select(0, index) for f in fields(self)))
+
+
 class InTurn(Discrete):
     """Discrete processes whose positions can change one after the other between two times.
 
@@ -202,6 +225,43 @@ class InTurn(Discrete):
     @abstractmethod
     def coin_ratio(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
         """What `log p_s(x_s) - log p_t(x_t)` of every model has besides the conditionals of its tokens, (rows,)."""
+
+    @abstractmethod
+    def noisier(self, x: Tensor, asked: Asked) -> Tensor:
+        """The noisier end of a change of these positions, at which the conditionals of their tokens are read."""
+
+    def asked(self, x: Tensor, turns: Tensor, turn: int, up: Tensor, stream: Stream) -> Asked:
+        """The tokens of this turn: those that x has where it walks up, and new ones elsewhere."""
+        positions, chosen = (part.to(x.device) for part in self.turn(turns, turn))
+        given = x.flatten(1).gather(1, positions).clamp(max=self.vocab_size - 1)
+        return Asked(positions, chosen, given, ~up, stream.uniform(tuple(positions.shape), device=x.device))
+
+    def answer(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], asked: Asked, coefficients: Coefficients
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens (rows, k), and the sums of their log-probabilities: of each model, then of the proposal.
+
+        `predictions` are those at the asked positions, (rows, k, V).
+        """
+        log_q = self.drift(x, t, predictions, None, coefficients)
+        draws = (asked.chosen & asked.drawn[:, None])[..., None]
+        tokens = torch.where(asked.drawn[:, None], category(log_q.where(draws, 0.0), asked.u), asked.given)
+        log_p = torch.stack([as_real(_pick(p, tokens.clamp(min=0))) for p in (*predictions, log_q)])
+        return tokens, log_p.where(asked.chosen, 0.0).sum(-1)
+
+    def changed(self, noisy: Tensor, asked: Asked, tokens: Tensor) -> Tensor:
+        """The state after a turn: the noisier end itself, or with its new tokens where they were drawn."""
+        flat = noisy.flatten(1)
+        new = torch.where(asked.chosen & asked.drawn[:, None], tokens, flat.gather(1, asked.positions))
+        return flat.scatter(1, asked.positions, new).reshape(noisy.shape)
+
+    @abstractmethod
+    def single(self, x: Tensor, stream: Stream) -> Asked:
+        """A change of one random position, for `SingleToken`: a draw where it is noise, else the token it has."""
+
+    @abstractmethod
+    def single_ratios(self, asked: Asked, log_p: Tensor, t: Tensor) -> Tensor:
+        """From its answer: `log p_t(y) - log p_t(x)` of each model, then the same for the chance to propose it."""
 
     def turn(self, turns: Tensor, turn: int) -> tuple[Tensor, Tensor]:
         """The positions that change in this turn, (rows, k), and which of them are meant: rows may have fewer."""
@@ -329,6 +389,15 @@ class Masked(InTurn, TokenMoves):
         new = torch.where(up[:, None], self.mask, tokens)
         return flat.scatter(1, positions, torch.where(chosen, new, flat.gather(1, positions))).reshape(x.shape)
 
+    def noisier(self, x: Tensor, asked: Asked) -> Tensor:
+        flat = x.flatten(1)
+        new = torch.where(asked.chosen, self.mask, flat.gather(1, asked.positions))
+        return flat.scatter(1, asked.positions, new).reshape(x.shape)
+
+    def keeps_predictions(self, event: torch.Size) -> bool:
+        """Always where all positions change at once; else for small events, since a walk needs single tokens only."""
+        return self.at_once is None or event.numel() * self.vocab_size <= MOST_KEPT
+
     def coin_ratio(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
         certain = torch.zeros(1, dtype=real(x_s.device), device=x_s.device).expand(*x_s.shape, self.vocab_size)
         each = self.log_ratio(x_s, x_t, certain, s, t)
@@ -382,6 +451,17 @@ class Masked(InTurn, TokenMoves):
         to_mask = self._all_states(torch.full_like(log_q, LOG_ZERO), 0.0)
         new = stream.at("token").categorical(torch.where((here == self.mask)[:, None], to_token, to_mask))
         return flat.scatter(1, position[:, None], new[:, None]).reshape(x.shape)
+
+    def single(self, x: Tensor, stream: Stream) -> Asked:
+        position = _position(x, self.free(x), stream.at("position"))[:, None]
+        here = x.flatten(1).gather(1, position)
+        u = stream.at("token").uniform((len(x), 1), device=x.device)
+        given = here.clamp(max=self.vocab_size - 1)
+        return Asked(position, torch.ones_like(here, dtype=torch.bool), given, here[:, 0] == self.mask, u)
+
+    def single_ratios(self, asked: Asked, log_p: Tensor, t: Tensor) -> Tensor:
+        log_p = torch.cat([log_p[:-1] + ((1 - t) / t).log(), log_p[-1:]])
+        return torch.where(asked.drawn, log_p, -log_p)
 
     def density_ratios(self, x: Tensor, y: Tensor, at_x: Evaluation, at_y: Evaluation, t: Tensor) -> Tensor:
         """`p_t(v) / p_t(mask) = p(v) a / (1 - a)`, read off the prediction of the end that is masked there."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models.networks import modules, saved_tensors
+from crepe_diffusion.processes.discrete import InTurn
 from crepe_diffusion.random import Stream
 from crepe_diffusion.run.checkpoint import SCHEMA
 from crepe_diffusion.run.config import Config, read_toml
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 Probe = dict[str, list[float]]
+ASKED = 8
+"""Where predictions are too large to be kept, so many tokens are asked for."""
 
 
 def write_information(folder: Path, run: str, config: Config, experiment: Experiment, import_path: str) -> None:
@@ -160,9 +163,18 @@ def _probe(e: Evaluator, target: Target) -> Probe:
     middle = torch.where(s > 0, (s * t).sqrt(), t / 2)
     at_s, at_t = evaluate(x, s), evaluate(x, t)
     evaluations = at_s, evaluate(x, middle), at_t
-    ratios = e.process.log_ratios(x, x, at_s, at_t, s, t, evaluate.coefficients)
+    if evaluate.keeps_predictions:
+        models = [p for seen in evaluations for p in seen.predictions]
+        ratios = e.process.log_ratios(x, x, at_s, at_t, s, t, evaluate.coefficients)
+    else:
+        assert isinstance(e.process, InTurn)
+        free = e.process.free(x).flatten(1)
+        first = (free & (free.cumsum(1) <= ASKED)).long()
+        down = torch.zeros(2, dtype=torch.bool, device=x.device)
+        models = list(evaluate.ask(x, t, e.process.asked(x, first, 1, down, Stream(0).at("tokens"))))
+        ratios = (e.process.coin_ratio(x, x, s, t),)
     parts = {
-        "models": [p for seen in evaluations for p in seen.predictions],
+        "models": models,
         "rewards": [z for seen in evaluations for z in (seen.drift, seen.reward)],
         "kernels": list(ratios),
     }

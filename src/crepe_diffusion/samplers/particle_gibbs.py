@@ -323,7 +323,8 @@ class ParticleGibbs:
 
     def _restore(self, start: dict[str, Tensor]) -> None:
         wanted, predictions = self.evaluate.empty(self.n_chains), part(start, "seen.prediction")
-        if start["x"].shape != wanted.shape or len(predictions) != len(self.target.models):
+        n_kept = len(self.target.models) if self.evaluate.keeps_predictions else 0
+        if start["x"].shape != wanted.shape or len(predictions) != n_kept:
             raise InputError(
                 f"the snapshot holds points {tuple(start['x'].shape)} of {len(predictions)} models, not"
                 f" {tuple(wanted.shape)} of {len(self.target.models)}"

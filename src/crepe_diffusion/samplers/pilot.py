@@ -521,12 +521,27 @@ class _Pass:
         found.log_weights.append(here.log_w)
         found.eve.append(here.eve)
         process, t = self.evaluate.process, self.evaluate.times[k].expand(self.n)
+        if not self.evaluate.keeps_predictions:
+            found.features.append(_token_features(here.x, self.stream.at("features")))
+            return
         predictions = process.expectation(here.x, t, here.seen.predictions, self.evaluate.coefficients)
         flat = predictions.flatten(1).to(torch.float32)
         if flat.shape[1] > FEATURES:
             directions = self.stream.at("features").normal((flat.shape[1], FEATURES), dtype=torch.float32)
             flat = flat @ directions.to(flat.device)
         found.features.append(flat)
+
+
+def _token_features(x: Tensor, stream: Stream) -> Tensor:
+    """States of tokens in random directions, where predictions are not kept, (rows, features).
+
+    Every token at every position has its own direction, nearly orthogonal to all others: distances count the
+    positions in which two states differ.
+    """
+    flat = x.flatten(1)
+    place = torch.arange(flat.shape[1], device=x.device) * (int(flat.max()) + 1)
+    frequencies = 1e3 * stream.normal((FEATURES, 1), device=x.device)[:, 0]
+    return torch.stack([torch.sin((flat + place) * f).sum(1) for f in frequencies], 1).to(torch.float32)
 
 
 def _normalised(log_w: Tensor, k: int) -> Tensor:

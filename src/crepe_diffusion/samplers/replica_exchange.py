@@ -322,8 +322,8 @@ class ReplicaExchange:
     def _restore(self, start: dict[str, Tensor]) -> None:
         level, x = start["level"].clone(), self._there(start["x"])
         models, predictions = self.target.models, part(start, "seen.prediction")
-        event = models[0].event_shape
-        if x.shape != (level.numel(), *event) or len(level) != self.n_chains or len(predictions) != len(models):
+        event, n_kept = models[0].event_shape, len(models) if self.evaluate.keeps_predictions else 0
+        if x.shape != (level.numel(), *event) or len(level) != self.n_chains or len(predictions) != n_kept:
             raise InputError(
                 f"the snapshot holds {len(level)} chains of {len(predictions)} models on events {tuple(x.shape[1:])},"
                 f" but {self.n_chains} chains of {len(models)} models on events {event} are wanted"

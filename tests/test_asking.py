@@ -1,0 +1,188 @@
+"""Long texts keep no predictions: tokens are asked for instead. The draws are those of runs that keep them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import crepe_diffusion as cd
+from checks import refuted
+from crepe_diffusion.processes import Masked, discrete
+
+V, LENGTH = 3, 4
+JOINT, OTHER = (cd.Stream(8).at(i).uniform((1, *[V] * LENGTH))[0] ** 3 for i in range(2))
+PROMPT = torch.tensor([-1, 2, -1, -1])
+
+
+def reward(on):
+    return lambda z: (z[..., 0] if on == "prediction" else (z == 0)).double().sum(-1)
+
+
+def guided(prompt=None):
+    return cd.guided(*(cd.models.TokenTable(p, prompt=prompt) for p in (JOINT, OTHER)), 1.5)
+
+
+TARGETS = {
+    "guided": guided(),
+    "prompted": guided(PROMPT),
+    "state": guided().tilt(reward("state"), on="state"),
+    "prediction": guided(PROMPT).tilt(reward("prediction")),
+    "mode": (guided() ** 1.2).tilt(reward("mode"), on="mode"),
+}
+LADDER = cd.ladder.linear(4, substeps=2)
+OPTIONS = {"seed": 3, "micro_batch": 5}
+
+
+def exchange(target, explorer=None, at_once=1):
+    prompt = target.models[0].process().prompt
+    process = Masked(V, prompt, at_once=at_once)
+    chain = cd.ReplicaExchange(target, LADDER, n_chains=3, explorer=explorer, process=process, **OPTIONS)
+    works = [chain.step().swaps.log_work.nan_to_num() for _ in range(8)]
+    return (chain.state.x, chain.state.level, chain.output(), torch.stack(works)), chain.evaluate
+
+
+def gibbs(target):
+    sampler = cd.ParticleGibbs(target, LADDER, n_chains=2, n_particles=6, **OPTIONS)
+    out = sampler.sample(4)
+    return (out.x, out.log_weights), sampler.evaluate
+
+
+def smc(target):
+    sampler = cd.SMC(target, LADDER, n_particles=8, n_batches=2, **OPTIONS)
+    out = sampler.sample()
+    return (out.x, out.log_weights, out.batch_log_z), sampler.evaluate
+
+
+def plain(target):
+    sampler = cd.Plain(target, LADDER, **OPTIONS)
+    return (sampler.sample(20).x,), sampler.evaluate
+
+
+def piloted(target):
+    found = cd.pilot(target, cd.ladder.linear(5), n=16, seed=1)
+    return (found.down, found.up, found.x), cd.Plain(target, LADDER).evaluate
+
+
+WAYS = {
+    "exchange": exchange,
+    "two at once": lambda target: exchange(target, at_once=2),
+    "bounce": lambda target: exchange(target, cd.Bounce()),
+    "single tokens": lambda target: exchange(target, cd.SingleToken(2)),
+    "smc": smc,
+    "particle gibbs": gibbs,
+    "plain": plain,
+    "pilot": piloted,
+}
+
+
+FIRST = {
+    ("exchange", "prediction"),
+    ("two at once", "guided"),
+    ("bounce", "state"),
+    ("single tokens", "mode"),
+    ("smc", "prediction"),
+    ("particle gibbs", "prompted"),
+    ("plain", "guided"),
+    ("pilot", "mode"),
+}
+PAIRS = [
+    pytest.param(way, target, marks=() if (way, target) in FIRST else pytest.mark.slow)
+    for way in WAYS
+    for target in TARGETS
+]
+
+
+@pytest.mark.parametrize(("way", "target"), PAIRS)
+def test_draws_are_the_same_whether_predictions_are_kept_or_not(way, target, monkeypatch):
+    kept, evaluate = WAYS[way](TARGETS[target])
+    assert evaluate.keeps_predictions
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    asked, evaluate = WAYS[way](TARGETS[target])
+    assert not evaluate.keeps_predictions
+    for a, b in zip(kept, asked, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-11, rtol=0)
+        assert a.is_floating_point() or torch.equal(a, b)
+
+
+def test_a_conditional_of_the_cleaner_end_is_seen(monkeypatch):
+    """The broken twin: tokens that are masked are read where they still are."""
+    kept, _ = exchange(TARGETS["guided"])
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    monkeypatch.setattr(Masked, "noisier", lambda self, x, asked: x)
+    refuted(torch.testing.assert_close, kept[3], exchange(TARGETS["guided"])[0][3], atol=1e-11, rtol=0)
+
+
+class Counting:
+    def __init__(self):
+        self.rows = 0
+
+    def __call__(self, x, t):
+        self.rows += len(x)
+        return torch.full((*x.shape, V), -1.0986, dtype=torch.float64)
+
+    def model(self):
+        return cd.models.TokenModel(self, (LENGTH,), V, dtype=torch.float64)
+
+
+def test_asking_costs_one_row_per_change_and_one_more_where_rewards_look_at_predictions(monkeypatch):
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    for levels in (3, 9):
+        network = Counting()
+        cd.SMC(network.model(), cd.ladder.linear(levels), n_particles=16).sample()
+        assert network.rows == 16 * LENGTH
+        network = Counting()
+        cd.SMC(network.model().tilt(reward("prediction")), cd.ladder.linear(levels), n_particles=16).sample()
+        assert network.rows == 16 * (LENGTH + levels)
+    network = Counting()
+    chain = cd.ReplicaExchange(network.model(), cd.ladder.linear(4), n_chains=16)
+    for _ in range(6):
+        before, rows = chain.state.x.clone(), network.rows
+        chain.step()  # control is off, so every walk is accepted, and only fresh noise changes besides
+        idle_top = chain.state.level == 3
+        changes = (chain.state.x != before).reshape(16, 4, LENGTH)
+        assert network.rows - rows in (int(changes.sum()), int(changes[~idle_top].sum()))
+    assert network.rows == chain.evaluate.counts.rows
+
+
+@pytest.mark.parametrize("on", ["prediction", "state"])
+def test_chains_that_ask_go_on_bit_for_bit(on, monkeypatch):
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    target, options = guided().tilt(reward(on), on=on), {"n_chains": 3, "explorer": cd.SingleToken()}
+    for sampler in (cd.ReplicaExchange, cd.ParticleGibbs):
+        given = options if sampler is cd.ReplicaExchange else {"n_chains": 3, "n_particles": 4}
+        first = sampler(target, LADDER, **given)
+        for _ in range(3):
+            first.step()
+        assert not any("prediction" in name for name in first.snapshot())
+        again = sampler(target, LADDER, start=first.snapshot(), **given)
+        for _ in range(3):
+            first.step(), again.step()
+        assert torch.equal(first.output(), again.output())
+
+
+def test_a_run_that_asks_stops_goes_on_and_knows_its_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    with cd.Run(tmp_path / "run", cd.ReplicaExchange(guided(), LADDER, n_chains=2)) as run:
+        run.run(iterations=4)
+    with cd.Run.resume(tmp_path / "run", target=guided()) as run:
+        run.run(iterations=8)
+    other = cd.guided(*(cd.models.TokenTable(p) for p in (OTHER, JOINT)), 1.5)
+    with pytest.raises(cd.InputError, match="model"):
+        cd.Run.resume(tmp_path / "run", target=other)
+
+
+def test_predictions_that_are_not_finite_are_counted_and_rejected(monkeypatch):
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+
+    def function(x, t):
+        bad = (x == torch.tensor([0, V, V, V])).all(1)
+        out = cd.models.TokenTable(JOINT).predict(x, t)
+        return out.where(~bad[:, None, None], torch.nan)
+
+    model = cd.models.TokenModel(function, (LENGTH,), V, dtype=torch.float64)
+    chain = cd.ReplicaExchange(model**1.5, LADDER, n_chains=8, nonfinite="reject")
+    out = chain.sample(30)
+    assert sum(chain.evaluate.counts.nonfinite.values()) > 0
+    assert (out.x < V).all()
+    with pytest.raises(cd.NonFiniteError, match="NaN or infinite, first at level"):
+        cd.ReplicaExchange(model**1.5, LADDER, n_chains=8).sample(30)
