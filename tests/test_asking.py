@@ -186,3 +186,35 @@ def test_predictions_that_are_not_finite_are_counted_and_rejected(monkeypatch):
     assert (out.x < V).all()
     with pytest.raises(cd.NonFiniteError, match="NaN or infinite, first at level"):
         cd.ReplicaExchange(model**1.5, LADDER, n_chains=8).sample(30)
+
+
+def peak_bytes(run):
+    """The most bytes that tensors held at one time while this ran, by torch's own record of allocations."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        run()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    sizes = torch.tensor([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())])
+    return int(sizes.cumsum(0).max())
+
+
+@pytest.mark.parametrize("on", [None, "mode"])
+def test_memory_is_at_most_three_predictions_of_the_micro_batch(on):
+    """V = 6,000 and 64 positions: 1.5 MB each."""
+    vocab, length = 6000, 64
+    table = torch.randn(vocab, 8, generator=torch.Generator().manual_seed(0))
+
+    def network(ids, sigmabar):
+        return table[ids].cumsum(1) @ table.T
+
+    model = cd.models.from_sedd(network, mask_id=vocab - 1, length=length, vocab_size=vocab)
+    target = model**1.5 if on is None else model.tilt(lambda z: (z < 3000).double().mean(1), on=on)
+    process = Masked(vocab, mask_id=vocab - 1, at_once=16)
+    chain = cd.ReplicaExchange(target, cd.ladder.linear(4, 0.0, 0.999), n_chains=2, process=process, micro_batch=1)
+    assert not chain.evaluate.keeps_predictions
+    one = length * vocab * 4
+
+    def small(run):
+        assert peak_bytes(run) < 3 * one
+
+    small(chain.step)
+    refuted(small, lambda: chain.evaluate.networks.predict(chain.state.x, torch.ones(8)))  # the whole batch

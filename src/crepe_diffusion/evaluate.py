@@ -132,19 +132,24 @@ class Evaluator:
         process, t = self.process, t.to(self.device, self.real)
         assert isinstance(process, InTurn)
         size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
-        found: list[tuple[Tensor, Tensor, Tensor]] = []
-        for i in torch.arange(len(x), device=x.device).split(max(1, size)):
+        tokens = torch.zeros_like(asked.given)
+        log_p = torch.zeros(len(self.target.models) + 1, len(x), dtype=self.real, device=x.device)
+        bad = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        for i in (slice(k, k + size) for k in range(0, len(x), max(1, size))):
             with torch.no_grad():
                 predictions = self.networks.predict(x[i], self._model_time(x[i], t[i]))
-                here = tuple(process.at(p, asked.positions[i]) for p in predictions)
-                del predictions  # before the next ones are made
-                bad = self._not_finite(here, torch.zeros_like(t[i]), None)
-                here = tuple(p.where(~rows_like(bad, p), 0.0) for p in here)
-                found.append((*process.answer(x[i], t[i], here, asked.rows(i), self.coefficients), bad))
+                for c in asked.columns(len(x[i]) * predictions[0].shape[-1]):
+                    part = asked.part(i, c)
+                    here = tuple(process.at(p, part.positions) for p in predictions)
+                    spoilt = self._not_finite(here, torch.zeros_like(t[i]), None)
+                    here = tuple(p.where(~rows_like(spoilt, p), 0.0) for p in here)
+                    tokens[i, c], found = process.answer(x[i], t[i], here, part, self.coefficients)
+                    log_p[:, i] += found
+                    bad[i] |= spoilt
+                del predictions, here  # before the next ones are made
             self.counts.calls += self.networks.n_calls
-            self.counts.rows += len(i) * self.network_rows
-        tokens, log_p, bad = (torch.cat(parts, -1 if k == 1 else 0) for k, parts in enumerate(zip(*found, strict=True)))
-        bad = bad | (asked.chosen & (tokens < 0)).any(1)  # draws that were impossible: see Stream.categorical
+            self.counts.rows += len(x[i]) * self.network_rows
+        bad = bad | (asked.chosen & (tokens < 0)).any(1)  # draws that were impossible: see `random.category`
         self._count_bad(t, bad)
         return tokens.clamp(min=0), log_p.where(~bad, torch.nan)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from crepe_diffusion.batches import called
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Coefficients, Process
+from crepe_diffusion.processes.discrete import Discrete
 from crepe_diffusion.schedules import Annealing, Ladder, anneal
 
 __all__ = ["GUIDANCE", "Reward", "RewardSum"]
@@ -142,8 +143,10 @@ class RewardSum:
     def _shown(self, reward: Reward, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
         if reward.on == "state":
             return x
-        expected = self.process.expectation(x, t, predictions, self.coefficients)
-        return expected.argmax(-1) if reward.on == "mode" else expected
+        if reward.on == "mode":
+            assert isinstance(self.process, Discrete)
+            return self.process.mode(x, t, predictions, self.coefficients)
+        return self.process.expectation(x, t, predictions, self.coefficients)
 
     def _annealed(self, reward: Reward, shown: Tensor, t: Tensor) -> Tensor:
         try:

@@ -13,18 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.models.tokens import (
-    LanguageModel,
-    TokenWeights,
-    as_logits,
-    check_hidden,
-    check_vocabulary,
-    event_of,
-)
+from crepe_diffusion.models.tokens import LanguageModel, TokenWeights, as_logits, language_model
 
 __all__ = ["from_masked_lm"]
 
@@ -73,14 +65,14 @@ def from_masked_lm(
     tokens masked, and are used far from it where nearly all are. ESM with `token_dropout` multiplies all embeddings by
     `0.88 / (1 - share of masks)`, so at least one token has to be visible always.
 
+    >>> import torch
     >>> logits = lambda ids: torch.zeros(*ids.shape, 6)                     # a network that knows nothing
     >>> model = from_masked_lm(logits, mask_id=2, forbidden=[0, 1], prompt=[0, 4, 2, 1], vocab_size=6)
     >>> [round(p, 3) for p in model.predict(torch.tensor([[0, 4, 2, 1]]), torch.ones(1))[0, 2].exp().tolist()]
     [0.0, 0.0, 0.0, 0.333, 0.333, 0.333]
     """
-    if not callable(network):
-        raise InputError(f"network must be a masked language model, or a function of ids, got {network!r}")
-    size, never = check_vocabulary(network, vocab_size, mask_id, forbidden)
-    event = event_of(prompt, length, mask_id)
-    unseen = torch.zeros_like(event, dtype=torch.bool) if hidden is None else check_hidden(hidden, event)
-    return LanguageModel(MaskedLogits(network, mask_id, size, never, pad_id), event, unseen)
+
+    def weights(size: int, never: tuple[int, ...]) -> TokenWeights:
+        return MaskedLogits(network, mask_id, size, never, pad_id)
+
+    return language_model(weights, network, mask_id, prompt, length, forbidden, hidden, vocab_size)

@@ -16,7 +16,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models.base import TokenModel
 
-__all__ = ["LanguageModel", "TokenWeights", "as_logits"]
+__all__ = ["LanguageModel", "TokenWeights", "as_logits", "language_model"]
 
 
 def as_logits(out: Any) -> Tensor:
@@ -112,6 +112,25 @@ class LanguageModel(TokenModel):
         if prompt is None:
             raise InputError("there is no prompt to hide: give prompt= to the adapter")
         return LanguageModel(self.function, prompt, check_hidden(positions, prompt))
+
+
+def language_model(
+    make: Callable[[int, tuple[int, ...]], TokenWeights],
+    network: Callable[..., Any],
+    mask_id: int,
+    prompt: Tensor | Sequence[int] | None,
+    length: int | None,
+    forbidden: Iterable[int],
+    hidden: Tensor | None,
+    vocab_size: int | None,
+) -> LanguageModel:
+    """What all adapters do: check their input, then make the weights from the vocabulary's size and what is forbidden."""
+    if not callable(network):
+        raise InputError(f"network must be a function of ids (rows, length), got {network!r}")
+    weights = make(*check_vocabulary(network, vocab_size, mask_id, forbidden))
+    event = event_of(prompt, length, mask_id)
+    unseen = torch.zeros_like(event, dtype=torch.bool) if hidden is None else check_hidden(hidden, event)
+    return LanguageModel(weights, event, unseen)
 
 
 def check_hidden(hidden: Tensor | None, prompt: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ The prediction of a position that is already known is not used.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -39,6 +40,8 @@ MOST_TURNS = 128
 """Positions change one by one up to this many of them: a descent then costs as many evaluations as there are tokens."""
 MOST_KEPT = 2**18
 """A prediction of one state is kept up to this many numbers (128 positions of 2,048 tokens): 2 MB in float64."""
+BLOCK = 2**16
+"""Numbers of a prediction that are combined and normalised at a time, in float64."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +150,30 @@ class Discrete(Process):
 
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
         """Probabilities of each token, `(rows, *event, V)`; one-hot where the token is known."""
-        weights = tuple(c / coefficients.total for c in coefficients.target)
-        flat = tuple(p.flatten(0, -2) for p in predictions)
-        p = torch.empty(flat[0].shape, dtype=real(x.device), device=x.device)
-        rows = max(1, MOST_KEPT // flat[0].shape[1])  # in blocks, since a long text has large predictions
-        for i in range(0, len(p), rows):
-            p[i : i + rows] = torch.softmax(_combined(tuple(f[i : i + rows] for f in flat), weights), dim=-1)
+        shape = (x.numel(), predictions[0].shape[-1])
+        p = torch.empty(shape, dtype=real(x.device), device=x.device)
+        for block, part in self._combined_blocks(predictions, coefficients):
+            p[block] = part
         known = (~self.free(x) | self.known(x, t)).flatten()[:, None]
         token = x.flatten()[:, None].clamp(max=self.vocab_size - 1)
         return p.masked_fill_(known, 0.0).scatter_add_(1, token, known.to(p.dtype)).reshape(*x.shape, -1)
+
+    def mode(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
+        """The most probable token of each position, (rows, *event)."""
+        token = x.flatten().clone()
+        for block, part in self._combined_blocks(predictions, coefficients):
+            token[block] = part.argmax(-1)
+        return torch.where(~self.free(x) | self.known(x, t), x, token.reshape(x.shape))
+
+    def _combined_blocks(
+        self, predictions: tuple[Tensor, ...], coefficients: Coefficients
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Probabilities of the combined models for some positions at a time, since those of a long text are large."""
+        weights = tuple(c / coefficients.total for c in coefficients.target)
+        flat = tuple(p.flatten(0, -2) for p in predictions)
+        size = max(1, BLOCK // flat[0].shape[1])
+        for block in (slice(i, i + size) for i in range(0, len(flat[0]), size)):
+            yield block, torch.softmax(_combined(tuple(p[block] for p in flat), weights), dim=-1)
 
     @abstractmethod
     def known(self, x: Tensor, t: Tensor) -> Tensor:
@@ -206,6 +224,16 @@ class Asked:
     def rows(self, index: Tensor) -> Asked:
         return Asked(*(getattr(self, f.name).index_select(0, index) for f in fields(self)))
 
+    def columns(self, width: int) -> list[slice]:
+        """Blocks of positions whose predictions, of so many numbers each, are small."""
+        size = max(1, BLOCK // width)
+        return [slice(k, k + size) for k in range(0, self.positions.shape[1], size)]
+
+    def part(self, rows: slice, columns: slice) -> Asked:
+        """What is asked of some rows at some of the positions."""
+        wide = (z[rows, columns] for z in (self.positions, self.chosen, self.given))
+        return Asked(*wide, self.drawn[rows], self.u[rows, columns])
+
 
 class InTurn(Discrete):
     """Discrete processes whose positions can change one after the other between two times.
@@ -241,7 +269,7 @@ class InTurn(Discrete):
     ) -> tuple[Tensor, Tensor]:
         """The tokens (rows, k), and the sums of their log-probabilities: of each model, then of the proposal.
 
-        `predictions` are those at the asked positions, (rows, k, V).
+        `predictions` are those at the asked positions, (rows, k, V). A draw that is impossible is -1.
         """
         log_q = self.drift(x, t, predictions, None, coefficients)
         draws = (asked.chosen & asked.drawn[:, None])[..., None]
