@@ -16,7 +16,7 @@ TABLE = cd.models.TokenTable(cd.Stream(5).uniform((1, V, V, V))[0] ** 3)
 
 
 class Sedd(torch.nn.Module):
-    """`f(ids, sigmabar)`: log concrete scores with the mask last, and 0 at a position's own id, as the owner returns."""
+    """`f(ids, sigmabar)`: log concrete scores with the mask last, 0 at a position's own id, as the owner returns."""
 
     def __init__(self, factor=1.0):
         super().__init__()
@@ -119,7 +119,7 @@ def test_a_step_has_the_probabilities_of_the_owners_sampler(family):
 
 
 def test_plain_draws_have_the_law_of_the_table(family):
-    _, model, mask, names = family
+    _, model, _, names = family
     back = torch.zeros(V + 1, dtype=torch.long)
     back[names] = torch.arange(V)
     x = back[cd.Plain(model, cd.ladder.linear(4, 0.0, 0.999), seed=1).sample(3000).x]

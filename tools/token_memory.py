@@ -93,8 +93,8 @@ def measure(length: int, levels: int, width: int, depth: int, guided: bool) -> s
     peak, rows = resident()[1] - before, chain.evaluate.counts.rows
     weights = sum(p.numel() for p in network.parameters()) * 4 / 2**20
     return (
-        f"| {length:,} | {levels} | {'yes' if guided else 'no'} | {weights:,.0f} | {one:,.0f} | {peak:,.0f} | {peak / one:.2f} "
-        f"| {rows} | {(time.perf_counter() - clock) / rows:.1f} |"
+        f"| {length:,} | {levels} | {'yes' if guided else 'no'} | {weights:,.0f} | {one:,.0f} | {peak:,.0f}"
+        f" | {peak / one:.2f} | {rows} | {(time.perf_counter() - clock) / rows:.1f} |"
     )
 
 

@@ -48,9 +48,9 @@ def from_sedd(
 ) -> LanguageModel:
     """A network `f(ids, sigmabar)` of log concrete scores (rows, length, V), the mask included, as in SEDD-absorb.
 
-    Arguments are those of `from_masked_lm`. For the published checkpoints `mask_id=50257` and `vocab_size=50258`; end the
-    ladder at `t = 0.999`. The network gets the share of masked positions as its time (see `processes.Masked`), or the time
-    of the ladder with `process=Masked(vocab_size, mask_id=mask_id, at_once=None)`.
+    Arguments are those of `from_masked_lm`. For the published checkpoints `mask_id=50257` and `vocab_size=50258`; end
+    the ladder at `t = 0.999`. The network gets the share of masked positions as its time (see `processes.Masked`), or
+    the time of the ladder with `process=Masked(vocab_size, mask_id=mask_id, at_once=None)`.
 
     >>> p = torch.tensor([0.2, 0.8, 0.0])                                      # two tokens, and the mask
     >>> scores = lambda ids, noise: (p / noise.expm1()[:, None, None]).log().expand(*ids.shape, 3)

@@ -124,7 +124,7 @@ def language_model(
     hidden: Tensor | None,
     vocab_size: int | None,
 ) -> LanguageModel:
-    """What all adapters do: check their input, then make the weights from the vocabulary's size and what is forbidden."""
+    """What all adapters do: check their input, then `make` the weights from the vocabulary's size and the forbidden."""
     if not callable(network):
         raise InputError(f"network must be a function of ids (rows, length), got {network!r}")
     weights = make(*check_vocabulary(network, vocab_size, mask_id, forbidden))

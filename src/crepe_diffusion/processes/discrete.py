@@ -231,8 +231,8 @@ class Asked:
 
     def part(self, rows: slice, columns: slice) -> Asked:
         """What is asked of some rows at some of the positions."""
-        wide = (z[rows, columns] for z in (self.positions, self.chosen, self.given))
-        return Asked(*wide, self.drawn[rows], self.u[rows, columns])
+        positions, chosen, given, u = (z[rows, columns] for z in (self.positions, self.chosen, self.given, self.u))
+        return Asked(positions, chosen, given, self.drawn[rows], u)
 
 
 class InTurn(Discrete):

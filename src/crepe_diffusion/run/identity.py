@@ -165,18 +165,18 @@ def _probe(e: Evaluator, target: Target) -> Probe:
     evaluations = at_s, evaluate(x, middle), at_t
     if evaluate.keeps_predictions:
         models = [p for seen in evaluations for p in seen.predictions]
-        ratios = e.process.log_ratios(x, x, at_s, at_t, s, t, evaluate.coefficients)
+        ratios = list(e.process.log_ratios(x, x, at_s, at_t, s, t, evaluate.coefficients))
     else:
         assert isinstance(e.process, InTurn)
         free = e.process.free(x).flatten(1)
         first = (free & (free.cumsum(1) <= ASKED)).long()
         down = torch.zeros(2, dtype=torch.bool, device=x.device)
         models = list(evaluate.ask(x, t, e.process.asked(x, first, 1, down, Stream(0).at("tokens"))))
-        ratios = (e.process.coin_ratio(x, x, s, t),)
+        ratios = [e.process.coin_ratio(x, x, s, t)]
     parts = {
         "models": models,
         "rewards": [z for seen in evaluations for z in (seen.drift, seen.reward)],
-        "kernels": list(ratios),
+        "kernels": ratios,
     }
     return {part: [v for z in tensors for v in _digest_numbers(z)] for part, tensors in parts.items()}
 

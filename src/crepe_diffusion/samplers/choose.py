@@ -313,7 +313,7 @@ def sample(
     chosen = default_scalars(tuple(target.models[0].event_shape)) if scalars is None else dict(scalars)
     if not chosen:
         raise InputError("scalars must hold at least one function of the draws, got none")
-    common = {"micro_batch": micro_batch, "nonfinite": nonfinite}
+    common: dict[str, Any] = {"micro_batch": micro_batch, "nonfinite": nonfinite}
     n_steps = len(steps.times) - 1
     n = max(FEWEST, min(MOST, int(PILOT_SHARE * budget / (2 * n_steps + 1))))
     expected = n * (2 * n_steps + 1)
