@@ -157,8 +157,14 @@ def _parser() -> argparse.ArgumentParser:
     sub = add("compare", _compare, "put several runs side by side at equal network evaluations")
     sub.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     sub.add_argument("--out", type=Path, default=Path("compare.html"), metavar="FILE")
-    sub = add("check", _check, "verify every checksum and array, and name the files that are bad")
+    sub = add("check", _check, "verify every checksum and array, and name the files that are bad", trusting)
     sub.add_argument("folder", type=Path, metavar="DIR")
+    sub.add_argument(
+        "--replay", action="store_true", help="run again from the older checkpoint to the newer, and compare every bit"
+    )
+    sub.add_argument(
+        "--drop-damaged", type=Path, metavar="NEW", help="write a copy without damaged chunks, and name what is lost"
+    )
     add("list", _list, "the built-in experiments")
     return parser
 
@@ -271,12 +277,41 @@ def _compare(given: argparse.Namespace) -> int:
 def _check(given: argparse.Namespace) -> int:
     from crepe_diffusion.run.folder import problems
 
+    if given.replay:
+        return _replay(given)
+    if given.drop_damaged is not None:
+        return _drop(given)
     found = list(problems(given.folder))
     for error in found:
         _warn(error)
     if not given.quiet:
         _say(f"{given.folder}: {'all files are whole' if not found else f'{len(found)} bad'}")
     return DAMAGED if found else FINISHED
+
+
+def _replay(given: argparse.Namespace) -> int:
+    from crepe_diffusion.run.replaying import replay
+
+    done = replay(given.folder, trust=given.trust)
+    for text in done.differences:
+        _warn(f"differs: {text}")
+    verdict = f"{len(done.differences)} differences" if done.differences else "every bit agrees"
+    if not given.quiet:
+        _say(f"{given.folder}: iterations {done.first} to {done.last} were run again, {verdict}")
+    return FAILED if done.differences else FINISHED
+
+
+def _drop(given: argparse.Namespace) -> int:
+    from crepe_diffusion.run import copy_without_damage
+
+    lost = copy_without_damage(given.folder, given.drop_damaged)
+    for text in lost:
+        _warn(text)
+    if not given.quiet:
+        _say(
+            f"{given.drop_damaged}: {len(lost)} chunks left out" if lost else "no chunk is damaged; nothing was copied"
+        )
+    return FINISHED
 
 
 def _list(given: argparse.Namespace) -> int:

@@ -8,10 +8,22 @@ if TYPE_CHECKING:
     from crepe_diffusion.run.files import DamagedError, publish
     from crepe_diffusion.run.folder import read_run
     from crepe_diffusion.run.progress import Progress
+    from crepe_diffusion.run.repair import copy_without_damage
+    from crepe_diffusion.run.replaying import replay
     from crepe_diffusion.run.runner import Run
     from crepe_diffusion.run.stopping import Outcome
 
-__all__ = ["DamagedError", "Experiment", "Outcome", "Progress", "Run", "publish", "read_run"]
+__all__ = [
+    "DamagedError",
+    "Experiment",
+    "Outcome",
+    "Progress",
+    "Run",
+    "copy_without_damage",
+    "publish",
+    "read_run",
+    "replay",
+]
 
 # Imported on first use: an `Experiment` can be defined without the packages that writing a run needs.
 ROOMS = {
@@ -20,8 +32,10 @@ ROOMS = {
     "Outcome": "stopping",
     "Progress": "progress",
     "Run": "runner",
+    "copy_without_damage": "repair",
     "publish": "files",
     "read_run": "folder",
+    "replay": "replaying",
 }
 
 

@@ -90,7 +90,7 @@ def write(folder: Path, position: Position, snapshot: dict[str, Tensor], reporte
     shutil.rmtree(aside, ignore_errors=True)
     make_directory(aside)
     # What a report needs is usually part of the snapshot too, and then written once.
-    state = {name: value for name, value in snapshot.items() if not _same(value, reported.get(name))}
+    state = {name: value for name, value in snapshot.items() if not same(value, reported.get(name))}
     contents = {
         aside / "state.safetensors": safetensors.torch.save(state),
         aside / "diagnostics.safetensors": safetensors.torch.save(_kept(reported)),
@@ -175,6 +175,19 @@ def _agreed_name(folder: Path) -> str | None:
     return run
 
 
+def whole(folder: Path) -> list[tuple[Position, dict[str, Tensor]]]:
+    """All checkpoints that are whole, newest first."""
+    run, out = _agreed_name(folder), []
+    for path in _all(folder):
+        with suppress(DamagedError):
+            out.append(load(path, run=run))
+    return out
+
+
+def path_of(folder: Path, iteration: int) -> Path:
+    return folder / "checkpoints" / _name(iteration)
+
+
 def set_aside(path: Path) -> None:
     """Keep a damaged checkpoint for inspection, under a name by which it is never loaded."""
     other = path.with_name(f"damaged-{path.name}")
@@ -199,7 +212,8 @@ def verify(folder: Path) -> list[DamagedError]:
     return errors if _all(folder) else [DamagedError(folder / "checkpoints", "holds no checkpoint")]
 
 
-def _same(a: Tensor, b: Tensor | None) -> bool:
+def same(a: Tensor, b: Tensor | None) -> bool:
+    """Bit for bit."""
     return b is not None and a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
 
 

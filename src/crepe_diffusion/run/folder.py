@@ -22,7 +22,7 @@ from crepe_diffusion.run import checkpoint, identity
 from crepe_diffusion.run.config import read_toml
 from crepe_diffusion.run.files import DamagedError, digest, read_json
 from crepe_diffusion.run.recorder import OWN
-from crepe_diffusion.run.store import read_store, verify_store
+from crepe_diffusion.run.store import read_manifest, read_store, verify_store
 from crepe_diffusion.run.trust import check_links, check_trust, named_code
 from crepe_diffusion.schedules import Ladder
 
@@ -166,6 +166,7 @@ def read_run(folder: str | Path) -> RunData:
         try:
             draws, trace = read_store(folder / "samples.zarr", since=position.samples)
             targets = read_targets(folder, position)
+            lost = read_manifest(folder / "samples.zarr")["attributes"].get("lost", [])
             break
         except DamagedError:
             # A running process may have written another checkpoint, and gone on from there.
@@ -195,7 +196,7 @@ def read_run(folder: str | Path) -> RunData:
         diagnostics=Diagnostics.from_state_dict(part("diagnostics")) if part("diagnostics") else None,
         counts=Counts.from_state_dict(part("counts")),
         columns={name: v for name, v in draws.items() if name not in OWN and not name.startswith("scalars/")},
-        notes=notes,
+        notes=[*notes, *map(str, lost)],
         started_from=StartingPass.from_state_dict(part("pilot")) if part("pilot") else None,
     )
 

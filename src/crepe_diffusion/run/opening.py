@@ -33,7 +33,7 @@ from crepe_diffusion.run.trust import check_trust
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Reward, Target
 
-__all__ = ["Made", "Opened", "from_config", "from_sampler", "rehearse", "resumed"]
+__all__ = ["Made", "Opened", "described", "from_config", "from_sampler", "rehearse", "resumed", "sampler_of"]
 
 
 @dataclass
@@ -193,10 +193,10 @@ def _begin(
 
 
 def _first_sampler(config: Config, experiment: Experiment) -> Callable[[History], Continuing[Any]]:
-    return lambda history: _sampler(config, experiment, history.target(config.reward), None)
+    return lambda history: sampler_of(config, experiment, history.target(config.reward), None)
 
 
-def _sampler(
+def sampler_of(
     config: Config, experiment: Experiment, target: Target, start: dict[str, Tensor] | None
 ) -> Continuing[Any]:
     process = {} if experiment.process is None else {"process": experiment.process}
@@ -291,7 +291,7 @@ def _from_checkpoint(
         history.write()
     if trust and history.code:
         history.write()  # signed by this user from now on
-    sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
+    sampler = sampler_of(config, experiment, history.target(history.now["rewards"]), tensors)
     _check_adapts(config, sampler)
     now = identity.probe(sampler.evaluate)
     identity.check_probe(folder, now, history.now["probe"], allow_changed, notify)
@@ -303,15 +303,20 @@ def _from_checkpoint(
     return Opened(folder, config, lock, log, sampler, history, recorder, position.seconds, ess_rule, is_new=False)
 
 
-def rehearse(folder: Path, request: control.Request, trust: bool) -> None:
-    """Evaluate a request as the next session will, and raise what it would raise; nothing is written."""
+def described(folder: Path, made: Made, trust: bool) -> tuple[Config, Experiment]:
+    """What the configuration of a folder describes, if its code may be run."""
     _trusted(folder, trust)
     with _named(folder / "config.toml"):
-        config, experiment = _again(folder, Made())
+        return _again(folder, made)
+
+
+def rehearse(folder: Path, request: control.Request, trust: bool) -> None:
+    """Evaluate a request as the next session will, and raise what it would raise; nothing is written."""
+    config, experiment = described(folder, Made(), trust)
     _, position, tensors = checkpoint.newest(folder, lambda error: None)
     entries = read_targets(folder, position)
     history = History(folder, position.run, experiment, entries, len(entries) - 1)
-    sampler = _sampler(config, experiment, history.target(history.now["rewards"]), tensors)
+    sampler = sampler_of(config, experiment, history.target(history.now["rewards"]), tensors)
     for _, earlier in control.pending(folder):
         if isinstance(earlier, control.Request):
             with suppress(InputError, NonFiniteError):  # it will be refused then, too
@@ -330,6 +335,7 @@ def _continue_store(recorder: Recorder, position: checkpoint.Position, notify: C
             if problem.path == root / "zarr.json":
                 raise problem
         generation = int(manifest["attributes"]["generation"])
+        recorder.store.lost = list(manifest["attributes"].get("lost", []))
     except DamagedError as error:
         # All that it holds is in the checkpoint too.
         notify(f"damaged: {error}; written again")

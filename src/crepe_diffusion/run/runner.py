@@ -26,6 +26,7 @@ from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.models import Model
 from crepe_diffusion.run import checkpoint, control, identity, opening
 from crepe_diffusion.run.config import Output, Stop
+from crepe_diffusion.run.events import chain_events
 from crepe_diffusion.run.files import write_json
 from crepe_diffusion.run.folder import n_burnt, read_run
 from crepe_diffusion.run.progress import Clock, Display, Progress
@@ -240,19 +241,10 @@ class Run:
 
     def _events(self, n: int) -> None:
         """What happens at set iterations: a line in the log, a new ladder, the end of burn-in, a look at the ESS."""
-        output = self.config.output
         if n % 10 ** int(math.log10(n)) == 0:
             self.log.chain(n, self._summary())
-        if n in output.adapt_at:
-            try:
-                ladder = self.sampler.adapt()  # type: ignore[attr-defined]
-                text = f"levels moved to {' '.join(f'{t:.4g}' for t in ladder.levels.tolist())}"
-            except InputError as error:  # too little was recorded: no reason to end, now and at every resumption
-                text = f"levels stay as they are: {error}"
+        for text in chain_events(self.sampler, self.config.output, self.history.now["from_iteration"]):
             self.log.chain(n, text)
-        if output.burn_in and n == self.history.now["from_iteration"] - 1 + output.burn_in:
-            self.sampler.restart_diagnostics()
-            self.log.chain(n, "end of burn-in")
         seen = self.ess_rule.look(self.config.stop, self.recorder.n_draws, self._judged)
         if seen is not None:
             self.log.chain(n, seen)

@@ -46,6 +46,13 @@ class Column:
     names: tuple[str, ...] = ()
     compressed: bool = False
 
+    @staticmethod
+    def of(metadata: Mapping[str, Any]) -> Column:
+        """The column that `metadata` describes."""
+        shape, names = metadata["chunk_grid"]["configuration"]["chunk_shape"], metadata["dimension_names"]
+        compressed = any(codec["name"] == "gzip" for codec in metadata["codecs"])
+        return Column(metadata["data_type"], tuple(shape[1:]), tuple(names[1:]), compressed)
+
     @property
     def fill(self) -> float | int:
         return float("nan") if np.dtype(self.dtype).kind == "f" else -1
@@ -154,6 +161,7 @@ class Store:
         self.draws = Table(root, "", "draw", draws)
         self.trace = Table(root, "trace/", "step", trace)
         self.generation = 0
+        self.lost: list[str] = []
 
     def create(self) -> None:
         for table in (self.draws, self.trace):
@@ -194,6 +202,8 @@ class Store:
             "attributes": {"run": self.run, "generation": self.generation, "seals": self.seals()},
             "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes},
         }
+        if self.lost:
+            manifest["attributes"]["lost"] = self.lost
         manifest["attributes"]["checksum"] = _checksum(manifest)
         publish(self.root / "zarr.json", _dump(manifest))
 
@@ -212,8 +222,8 @@ def read_store(
                 for error in disagreements(root, manifest, since):
                     raise error
             arrays = {
-                name: _read_array(root / name, metadata, manifest["attributes"]["seals"][name])
-                for name, metadata in _arrays(manifest).items()
+                name: chunk_rows(root, manifest, name, [])
+                for name in arrays_of(manifest)
                 if only is None or name in only
             }
         except DamagedError:
@@ -246,7 +256,7 @@ def disagreements(root: Path, manifest: dict[str, Any], since: Sealed) -> Iterat
     if attributes["run"] != since.run:
         yield DamagedError(path, "belongs to another run than the checkpoints")
         return
-    for name, metadata in _arrays(manifest).items():
+    for name, metadata in arrays_of(manifest).items():
         n, known, found = since.rows(name), since.seals.get(name, []), attributes["seals"][name]
         if metadata["shape"][0] < n:
             yield DamagedError(path, f"older than {since.name}: it lists {metadata['shape'][0]} rows of {name} of {n}")
@@ -306,7 +316,7 @@ def verify_store(root: Path, since: Sealed | None = None) -> Iterator[DamagedErr
             yield error
         except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             yield DamagedError(path, f"not the JSON that was written ({error!r})")
-    for name, metadata in _arrays(manifest).items():
+    for name, metadata in arrays_of(manifest).items():
         yield from verify_array(root / name, metadata, manifest["attributes"]["seals"][name])
     if since is not None:
         yield from disagreements(root, manifest, since)
@@ -321,26 +331,41 @@ def verify_array(path: Path, metadata: dict[str, Any], seals: list[int]) -> Iter
             yield error
 
 
-def _arrays(manifest: dict[str, Any]) -> dict[str, Any]:
+def bad_chunks(root: Path, manifest: dict[str, Any], name: str, since: Sealed) -> dict[int, str]:
+    """The chunks of one array that are not what was written, by their index, and what is wrong with them."""
+    metadata, seals = arrays_of(manifest)[name], manifest["attributes"]["seals"][name]
+    errors = [*verify_array(root / name, metadata, seals), *disagreements(root, manifest, since)]
+    index = {chunk: i for i, (chunk, _, _) in enumerate(_chunks(root / name, metadata))}
+    return {index[e.path]: str(e).removeprefix(f"{e.path}: ") for e in reversed(errors) if e.path in index}
+
+
+def chunk_rows(root: Path, manifest: dict[str, Any], name: str, without: list[int]) -> np.ndarray:
+    """All rows of one array but those of some chunks."""
+    metadata, seals = arrays_of(manifest)[name], manifest["attributes"]["seals"][name]
+    n, *tail = metadata["shape"]
+    parts = [np.empty((0, *tail), metadata["data_type"])]
+    for i, (chunk, column, block) in enumerate(_chunks(root / name, metadata)):
+        rows = min(block, n - i * block)
+        if i not in without:
+            parts.append(_read_chunk(chunk, column, block, rows, seals[i])[:rows])
+    return np.concatenate(parts)
+
+
+def seals_of(table: Table, rows: Mapping[str, np.ndarray], n: int) -> dict[str, list[int]]:
+    """The seals that the first n of these rows have in this table."""
+    cuts = [slice(i, min(i + table.block, n)) for i in range(0, n, table.block)]
+    return {table.prefix + name: [_seal(values[cut]) for cut in cuts] for name, values in rows.items()}
+
+
+def arrays_of(manifest: dict[str, Any]) -> dict[str, Any]:
     nodes = manifest["consolidated_metadata"]["metadata"]
     return {name: node for name, node in nodes.items() if node["node_type"] == "array"}
 
 
 def _chunks(path: Path, metadata: dict[str, Any]) -> Iterator[tuple[Path, Column, int]]:
-    block, *tail = metadata["chunk_grid"]["configuration"]["chunk_shape"]
-    compressed = any(codec["name"] == "gzip" for codec in metadata["codecs"])
-    column = Column(metadata["data_type"], tuple(tail), compressed=compressed)
+    block, column = metadata["chunk_grid"]["configuration"]["chunk_shape"][0], Column.of(metadata)
     for index in range(-(-metadata["shape"][0] // block)):
-        yield path / _key(index, len(tail)), column, block
-
-
-def _read_array(path: Path, metadata: dict[str, Any], seals: list[int]) -> np.ndarray:
-    n, *tail = metadata["shape"]
-    parts = [np.empty((0, *tail), metadata["data_type"])]
-    for i, (chunk, column, block) in enumerate(_chunks(path, metadata)):
-        rows = min(block, n - i * block)
-        parts.append(_read_chunk(chunk, column, block, rows, seals[i])[:rows])
-    return np.concatenate(parts)
+        yield path / _key(index, len(column.shape)), column, block
 
 
 def _key(index: int, n_tail: int) -> str:
