@@ -31,17 +31,18 @@ def make_data(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    lines = model.train_model(options.images, options.data, options.out)
+    settings = model.SETTINGS[options.size]
+    lines = model.train_model(options.images, options.data, options.out, model.NETWORKS[options.size], settings)
     texts = ("  ".join(f"{k} {v:.5g}" for k, v in line.items()) for line in lines)
-    _follow(texts, options, f"{options.images}: checkpoints", model.SETTINGS.n_steps // model.EVERY)
+    _follow(texts, options, f"{options.images}: checkpoints", settings.n_steps // model.EVERY)
 
 
 def classifier(options: argparse.Namespace) -> None:
-    print(model.train_classifier(options.images, options.data, options.out))
+    print(model.train_classifier(options.images, options.data, options.out, options.size))
 
 
 def ship(options: argparse.Namespace) -> None:
-    print(f"Wrote {model.ship(options.images, options.data, options.out, options.to)}")
+    print(f"Wrote {model.ship(options.images, options.data, options.out, options.to, options.size)}")
 
 
 def fit(options: argparse.Namespace) -> None:
@@ -55,17 +56,16 @@ def run_known(options: argparse.Namespace) -> None:
 
 
 def run_trained(options: argparse.Namespace) -> None:
-    painter, results = model.load_painter(options.weights or options.images), Results(options.out)
+    painter, results = model.load_painter(options.weights), Results(options.out)
     sizes = trained.Sizes(n_seeds=options.seeds)
-    _follow(trained.wish_curves(options.images, painter, results, sizes), options, "wishes")
-    if f"refinement {options.images}" not in results:
-        print(trained.refine(options.images, painter, results, sizes))
-    _follow(trained.guidance_table(options.images, painter, results, sizes), options, "guidance")
+    _follow(trained.wish_curves(painter, results, sizes), options, "wishes")
+    if f"refinement {painter.images}" not in results:
+        print(trained.refine(painter, results, sizes))
+    _follow(trained.guidance_table(painter, results, sizes), options, "guidance")
 
 
 def make_gallery(options: argparse.Namespace) -> None:
-    painter = model.load_painter(options.weights or options.images)
-    print(f"Drew {gallery(options.images, painter, options.picture)}")
+    print(f"Drew {gallery(model.load_painter(options.weights), options.picture)}")
 
 
 def page(options: argparse.Namespace) -> None:
@@ -79,6 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     def command(name: str, function: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=text, description=text)
         sub.add_argument("--images", choices=tuple(data.CLASSES), default="mnist")
+        sub.add_argument("--size", type=int, default=14, choices=data.SIZES, help="of images, in pixels")
         sub.add_argument("--data", type=Path, default=DATA, help="where images are kept")
         sub.add_argument("--out", type=Path, default=RESULTS, help="where results and trainings are kept")
         sub.add_argument("--threads", type=int, default=1)
@@ -93,14 +94,13 @@ def main(arguments: list[str] | None = None) -> None:
     sub = command("ship", ship, "measure a trained network and write one file that the study needs")
     sub.add_argument("--to", type=Path, default=model.WEIGHTS)
     command("fit", fit, "fit the known law to the images and keep it")
-    sub = command("known", run_known, "every method against a known truth; continues if it was stopped")
+    sub = command("known", run_known, "every method against a known truth, up to this size; continues")
     sub.add_argument("--seeds", type=int, default=4)
-    sub.add_argument("--size", type=int, default=14, choices=(14, 28), help="28 adds a case in 784 dimensions")
     sub = command("trained", run_trained, "guidance, wishes and a change of mind with the trained network; continues")
-    sub.add_argument("--weights", type=Path, help="a file that `ship` wrote, in place of the shipped one")
+    sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
     sub.add_argument("--seeds", type=int, default=3)
     sub = command("gallery", make_gallery, "one picture of guidance and wishes")
-    sub.add_argument("--weights", type=Path, help="a file that `ship` wrote, in place of the shipped one")
+    sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
     sub.add_argument("--picture", type=Path, default=Path("results/gallery.png"))
     sub = command("page", page, "fill the tables of the page and draw its figures from the results")
     sub.add_argument("--page", type=Path, default=PAGE)

@@ -9,22 +9,24 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool2d
 
 import crepe_diffusion as cd
 from studies.shared.results import Results
 
-__all__ = ["CLASSES", "Images", "import_images", "load_images"]
+__all__ = ["CLASSES", "SIZES", "Images", "import_images", "load_images"]
 
 CLASSES = {
     "mnist": tuple("0123456789"),
     "fashion": tuple(["T-shirt", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"]),
 }
+SIZES = (14, 28)
 PARTS = {"x_train": "train-images", "y_train": "train-labels", "x_test": "t10k-images", "y_test": "t10k-labels"}
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images (n, 1, 28, 28) in [-1, 1] and their labels (n,)."""
+    """Images (n, 1, size, size) in [-1, 1] and their labels (n,)."""
 
     x: Tensor
     label: Tensor
@@ -63,14 +65,17 @@ def import_images(name: str, source: Path, folder: Path) -> Path:
     return Results(folder).path(name).with_suffix(".npz")
 
 
-def load_images(name: str, folder: Path) -> tuple[Images, Images]:
-    """Training and test images."""
+def load_images(name: str, folder: Path, size: int = 28) -> tuple[Images, Images]:
+    """Training and test images of size 28, or 14: means of 2 x 2 pixels."""
+    if size not in SIZES:
+        raise cd.InputError(f"images have a size of {' or '.join(map(str, SIZES))}, got {size!r}")
     results = Results(folder)
     if name not in results:
         raise cd.InputError(f"no images {name!r} in {folder}: python -m studies.images data --images {name} SOURCE")
     a = results.arrays(name)
 
     def part(key: str) -> Images:
-        return Images(torch.tensor(a[f"x_{key}"])[:, None] / 127.5 - 1, torch.tensor(a[f"y_{key}"]).long())
+        x = torch.tensor(a[f"x_{key}"])[:, None] / 127.5 - 1
+        return Images(x if size == 28 else avg_pool2d(x, 2), torch.tensor(a[f"y_{key}"]).long())
 
     return part("train"), part("test")

@@ -13,14 +13,14 @@ from studies.images.wishes import WISHES
 __all__ = ["gallery"]
 
 
-def gallery(images: str, painter: Painter, path: Path, sizes: Sizes | None = None, n: int = 12, seed: int = 0) -> Path:
+def gallery(painter: Painter, path: Path, sizes: Sizes | None = None, n: int = 12, seed: int = 0) -> Path:
     """Draws of plain sampling and of replica exchange: guided, and with each wish."""
     sizes = sizes or Sizes(n_iterations=24)
-    first = WISHES[images][0].label
+    first = WISHES[painter.images][0].label
     targets = {
         "no guidance": painter.conditional(first),
         f"guided by {SCALE}, debiased": painter.guided(first, SCALE),
-        **{wish.text: wish.tilt(painter.conditional(wish.label), painter) for wish in WISHES[images]},
+        **{wish.text: wish.tilt(painter.conditional(wish.label), painter) for wish in WISHES[painter.images]},
     }
     rows = {}
     for name, target in targets.items():

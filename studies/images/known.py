@@ -45,7 +45,7 @@ class Case:
         if self.kind == "guided":
             return problems.guided(law, self.label, float(self.what), steps)
         if self.kind == "tilted":
-            reward, strength = {"ink": (problems.ink, 3.0), "cluster": (problems.cluster, 6.0)}[self.what]
+            reward, strength = {"ink": (problems.ink, 2.0), "cluster": (problems.cluster, 4.0)}[self.what]
             return problems.tilted(law, self.label, self.what, reward(law, self.label, strength), steps)
         operator = {"inpainting": problems.half, "deblurring": problems.blurred}[self.what](self.size)
         return problems.posterior(law, operator, 0.3, self.what, steps, seed=self.label)

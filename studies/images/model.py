@@ -23,20 +23,29 @@ from studies.images.network import Classifier, UNet
 from studies.images.wishes import MEASURES
 from studies.shared.training import Settings, load_weights, loss, save_weights, train
 
-__all__ = ["NETWORK", "NOISE", "SETTINGS", "Painter", "load_painter", "ship", "train_classifier", "train_model"]
+__all__ = ["NETWORKS", "NOISE", "SETTINGS", "Painter", "load_painter", "ship", "train_classifier", "train_model"]
 
-SHAPE = (1, 28, 28)
 NOISE = (0.02, 20.0)  # between which the network is measured and used
 WEIGHTS = Path(__file__).parent / "weights"
-NETWORK = {"width": 32, "depth": 1, "n_classes": 10}
-SETTINGS = Settings(n_steps=10_000, batch=64, rate=1e-3, warm_up=200, noise_mean=-1.0, noise_std=1.3)
+NETWORKS = {
+    14: {"size": 14, "width": 32, "depth": 1, "n_classes": 10},
+    28: {"size": 28, "width": 32, "depth": 1, "n_classes": 10},
+}
+SETTINGS = {
+    14: Settings(n_steps=5_000, batch=64, rate=1.5e-3, warm_up=200, noise_mean=-1.0, noise_std=1.3),
+    28: Settings(n_steps=10_000, batch=64, rate=1e-3, warm_up=200, noise_mean=-1.0, noise_std=1.3),
+}
 EVERY = 250
 DROPPED = 0.15  # the share of labels that are hidden in training: D(y, sigma, 10) is the unconditional model
 SIGMA_DATA = 0.6  # the standard deviation of pixels is .62 for digits and .71 for clothes
 
 
 def build(network: dict[str, int]) -> cd.models.EDM:
-    return cd.models.EDM(UNet(**network), SIGMA_DATA)
+    return cd.models.EDM(UNet(network["width"], network["depth"], network["n_classes"]), SIGMA_DATA)
+
+
+def file_name(name: str, size: int) -> str:
+    return name if size == 28 else f"{name}-{size}"
 
 
 def labelled(images: Images, n: int, generator: torch.Generator, none: int) -> tuple[Tensor, Tensor]:
@@ -47,10 +56,10 @@ def labelled(images: Images, n: int, generator: torch.Generator, none: int) -> t
 
 
 def train_model(
-    name: str, data: Path, folder: Path, network: dict[str, int] = NETWORK, settings: Settings = SETTINGS
+    name: str, data: Path, folder: Path, network: dict[str, int], settings: Settings
 ) -> Iterator[dict[str, float]]:
     """Train the denoiser or continue its training; yields the log. `folder/NAME.safetensors` is the model so far."""
-    training, test = load_images(name, data)
+    training, test = load_images(name, data, network["size"])
     torch.manual_seed(settings.seed)  # the network's first weights
     model = build(network)
     none = network["n_classes"]
@@ -63,23 +72,26 @@ def train_model(
     def validate(average: cd.models.EDM) -> float:
         return float(loss(average, held_out, settings, torch.Generator().manual_seed(2)))
 
-    work = folder / name
+    stem = file_name(name, network["size"])
+    work = folder / stem
     average = build(network)
     for line in train(model, batches, settings, work, validate=validate, every=min(EVERY, settings.n_steps)):
         yield line
         average.load_state_dict(load_weights(work / "average.safetensors")[0])
         about = {"images": name, "network": network, "settings": asdict(settings), "last": line}
-        save_weights(folder / f"{name}.safetensors", average, {k: json.dumps(v) for k, v in about.items()})
+        save_weights(folder / f"{stem}.safetensors", average, {k: json.dumps(v) for k, v in about.items()})
 
 
-def train_classifier(name: str, data: Path, folder: Path, n_epochs: int = 3, batch: int = 128) -> dict[str, float]:
+def train_classifier(
+    name: str, data: Path, folder: Path, size: int = 28, n_epochs: int = 3, batch: int = 128
+) -> dict[str, float]:
     """Train the classifier, a minute per epoch; it is kept as `folder/NAME-classifier.safetensors`.
 
     A third of the batches is noised a little, so that its opinion of an image does not hang on single pixels.
     """
-    training, test = load_images(name, data)
+    training, test = load_images(name, data, size)
     torch.manual_seed(0)
-    model = Classifier()
+    model = Classifier(size=size)
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05)
     n_steps = n_epochs * len(training.x) // batch
     rate = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-3, total_steps=n_steps)
@@ -102,7 +114,7 @@ def train_classifier(name: str, data: Path, folder: Path, n_epochs: int = 3, bat
         "seconds": time.perf_counter() - began,
     }
     about = {"images": json.dumps(name), "test": json.dumps(found)}
-    save_weights(folder / f"{name}-classifier.safetensors", model, about)
+    save_weights(folder / f"{file_name(name, size)}-classifier.safetensors", model, about)
     return found
 
 
@@ -126,6 +138,7 @@ class Painter:
     covariances (classes, k, k) of the classifier's features of real images.
     """
 
+    images: str
     models: list[cd.models.Denoiser]
     table: FisherTable
     classifier: Classifier
@@ -143,30 +156,32 @@ class Painter:
         """Kernels for a target of these models, with one variance per cosine."""
         which = [j for model in target.models for j, own in enumerate(self.models) if own is model]
         table = FisherTable(self.table.times, self.table.values[which], self.table.mean[which])
-        return Gaussian(variance="fisher-diagonal", basis=cosines(), information=table)
+        return Gaussian(variance="fisher-diagonal", basis=cosines(self.models[0].event_shape[-1]), information=table)
 
 
-def as_models(model: cd.models.EDM, n_classes: int) -> list[cd.models.Denoiser]:
+def as_models(model: cd.models.EDM, network: dict[str, int]) -> list[cd.models.Denoiser]:
     """One model per class and, last, the unconditional one: all are conditions of one network."""
     model.eval().requires_grad_(False)
-    return [cd.models.Denoiser(model, SHAPE, condition=torch.tensor(c)) for c in range(n_classes + 1)]
+    shape = (1, network["size"], network["size"])
+    return [cd.models.Denoiser(model, shape, condition=torch.tensor(c)) for c in range(network["n_classes"] + 1)]
 
 
-def ship(name: str, data: Path, trained: Path, out: Path, n: int = 256, n_times: int = 15) -> Path:
+def ship(name: str, data: Path, trained: Path, out: Path, size: int = 28, n: int = 256, n_times: int = 15) -> Path:
     """Measure a trained network on training images and write all that `load_painter` needs to one file."""
-    weights, about = load_weights(trained / f"{name}.safetensors")
+    stem = file_name(name, size)
+    weights, about = load_weights(trained / f"{stem}.safetensors")
     network = json.loads(about["network"])
     model = build(network)
     model.load_state_dict(weights)
-    judge = load_classifier(trained / f"{name}-classifier.safetensors")
-    training, _ = load_images(name, data)
+    judge = load_classifier(trained / f"{stem}-classifier.safetensors", size)
+    training, _ = load_images(name, data, size)
     times = cd.ladder.karras(n_times, *NOISE).times
-    process = Gaussian(variance="fisher-diagonal", basis=cosines())
+    process = Gaussian(variance="fisher-diagonal", basis=cosines(size))
     groups = [training.of_class(c) for c in range(network["n_classes"])]
     drawn = [*(x[:n] for x in groups), training.x[:n]]
     tables = [
         cd.information_from_data(denoiser, x, times, process, cd.Stream(j)).state_dict()
-        for j, (denoiser, x) in enumerate(zip(as_models(model, network["n_classes"]), drawn, strict=True))
+        for j, (denoiser, x) in enumerate(zip(as_models(model, network), drawn, strict=True))
     ]
     with torch.no_grad():
         seen = [judge.features(x[:2000]).double() for x in groups]
@@ -180,13 +195,13 @@ def ship(name: str, data: Path, trained: Path, out: Path, n: int = 256, n_times:
         "measured.feature_covariance": torch.stack([torch.cov(x.T) for x in seen]).float(),
         **{f"classifier.{k}": v for k, v in judge.state_dict().items()},
     }
-    path = out / f"{name}.safetensors"
+    path = out / f"{stem}.safetensors"
     save_weights(path, model, about, others)
     return path
 
 
 def load_painter(name: str | Path) -> Painter:
-    """A shipped network by the name of its images, or one from a file that `ship` wrote."""
+    """A shipped network, such as "mnist" or "mnist-14", or one from a file that `ship` wrote."""
     path = Path(name)
     if path.suffix != ".safetensors":
         path = WEIGHTS / f"{name}.safetensors"
@@ -197,22 +212,23 @@ def load_painter(name: str | Path) -> Painter:
     model = build(facts["network"])
     model.load_state_dict(tensors)
     return Painter(
-        as_models(model, facts["network"]["n_classes"]),
+        facts["images"],
+        as_models(model, facts["network"]),
         FisherTable(measured["times"].double(), measured["values"].double(), measured["mean"].double()),
-        classifier_of(judged),
+        classifier_of(judged, facts["network"]["size"]),
         measured["moments"],
         (measured["feature_mean"].double(), measured["feature_covariance"].double()),
         facts,
     )
 
 
-def load_classifier(path: Path) -> Classifier:
-    return classifier_of(load_weights(path)[0])
+def load_classifier(path: Path, size: int) -> Classifier:
+    return classifier_of(load_weights(path)[0], size)
 
 
-def classifier_of(weights: dict[str, Tensor]) -> Classifier:
-    """A classifier of the size of these weights."""
+def classifier_of(weights: dict[str, Tensor], size: int) -> Classifier:
+    """The classifier with these weights, for images of this size."""
     n_classes, n_features = weights["head.weight"].shape
-    model = Classifier(len(weights["body.0.weight"]), n_features, n_classes)
+    model = Classifier(len(weights["body.0.weight"]), n_features, n_classes, size)
     model.load_state_dict(weights)
     return model.eval().requires_grad_(False)

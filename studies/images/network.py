@@ -1,10 +1,12 @@
 """The denoiser of small grey images: a class-conditional U-Net inside EDM's preconditioning.
 
-Pixels enter and leave in blocks of 2 x 2, so nearly all work is done at 14 x 14 and 7 x 7: at 28 x 28 the same number
-of operations would buy a quarter of the channels.
+Pixels enter and leave in blocks of 2 x 2, so nearly all work on images of 28 x 28 is done at 14 x 14 and 7 x 7: at full
+size the same number of operations would buy a quarter of the channels.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +34,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """All 7 x 7 places look at each other: far strokes of one digit have to agree."""
+    """All places look at each other: far strokes of one digit have to agree."""
 
     def __init__(self, width: int, n_heads: int = 4):
         super().__init__()
@@ -53,7 +55,7 @@ class Attention(nn.Module):
 
 
 class UNet(nn.Module):
-    """`F(y, c_noise, label)` for images (1, 28, 28); the label `n_classes` stands for "no label"."""
+    """`F(y, c_noise, label)` for grey images of an even size; the label `n_classes` stands for "no label"."""
 
     waves: Tensor
 
@@ -87,7 +89,7 @@ class UNet(nn.Module):
         h = self.attention(h)
         for block in self.after:
             h = block(h, e)
-        h = torch.cat([kept, interpolate(self.grow(h), scale_factor=2.0)], 1)
+        h = torch.cat([kept, interpolate(self.grow(h), kept.shape[-2:])], 1)
         for block in self.up:
             h = block(h, e)
         return pixel_shuffle(self.last(silu(self.norm(h))), 2)
@@ -96,7 +98,7 @@ class UNet(nn.Module):
 class Classifier(nn.Module):
     """Log-probabilities of the classes of a clean image; `features` are what they are computed from."""
 
-    def __init__(self, width: int = 32, n_features: int = 64, n_classes: int = 10):
+    def __init__(self, width: int = 32, n_features: int = 64, n_classes: int = 10, size: int = 28):
         super().__init__()
         self.body = nn.Sequential(
             nn.Conv2d(1, width, 3, stride=2, padding=1),
@@ -106,7 +108,7 @@ class Classifier(nn.Module):
             nn.Conv2d(2 * width, 2 * width, 3, padding=1),
             nn.GELU(),
             nn.Flatten(),
-            nn.Linear(2 * width * 49, n_features),
+            nn.Linear(2 * width * math.ceil(size / 4) ** 2, n_features),
             nn.GELU(),
         )
         self.head = nn.Linear(n_features, n_classes)

@@ -1,7 +1,7 @@
 """Problems about images whose answer is known: guidance, rewards and posteriors of a fitted mixture.
 
     guided       p(x|c)^w p(x)^(1-w)                exact draws by rejection
-    tilted       p(x|c) exp(r(E[x_0|x]))            exact draws of p(x|c), weighted
+    tilted       p(x|c) exp(r(E[x_0|x]))            draws of a tilted mixture, weighted; r is linear
     posterior    p(x) N(observed; H E[x_0|x], s^2)  draws of a conjugate posterior, weighted
 
 All laws are meant at the noise of level 0, where samplers end: nothing below it can hide an error.
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
-from torch.nn.functional import avg_pool2d, conv2d
+from torch.nn.functional import conv2d
 
 import crepe_diffusion as cd
 from crepe_diffusion.run import publish
@@ -56,14 +56,11 @@ def known_law(images: str, size: int, data: Path, kept: Path = LAWS) -> FactorLa
 
     It is read from `kept` if it is there, and else fitted to the images in `data`.
     """
-    if size not in (14, 28):
-        raise cd.InputError(f"images have a size of 14 or 28, got {size!r}")
     path = kept / f"law-{images}-{size}.safetensors"
     if path.exists():
         return FactorLaw.from_tensors(load_file(path))
-    training, _ = load_images(images, data)
-    x = training.x[:20_000]
-    return fit_law(avg_pool2d(x, 2) if size == 14 else x, training.label[: len(x)])
+    training, _ = load_images(images, data, size)
+    return fit_law(training.x[:20_000], training.label[:20_000])
 
 
 def keep_law(images: str, size: int, data: Path, kept: Path = LAWS) -> Path:
@@ -85,7 +82,7 @@ class Problem:
     weights: Tensor
     judge: FactorMixture
     kept: float
-    """How much of the exact sampler's work was useful: a share of 1 is an easy problem."""
+    """How much a simple sampler's draws would count: of p(x|c), or of the conjugate posterior."""
 
     def shares(self, x: Tensor, weights: Tensor) -> Tensor:
         """The share of each component of the judge."""
@@ -109,32 +106,67 @@ def guided(law: FactorLaw, label: int, scale: float, steps: cd.Ladder, seed: int
     return Problem(f"w = {scale:g}", target, process, x, torch.full((len(x),), 1 / len(x)).double(), conditional, kept)
 
 
-def tilted(
-    law: FactorLaw, label: int, name: str, reward: Callable[[Tensor], Tensor], steps: cd.Ladder, seed: int = 0
-) -> Problem:
-    """`reward` must have a gradient: methods that use it are compared with those that do not."""
+@dataclass(frozen=True)
+class Linear:
+    """`r(x) = direction . x - offset`."""
+
+    direction: Tensor
+    offset: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.flatten(1) @ self.direction - self.offset
+
+
+def tilted(law: FactorLaw, label: int, name: str, reward: Linear, steps: cd.Ladder, seed: int = 0) -> Problem:
+    """`kept` is the share of draws of `p(x|c)` that would count if they were weighted by the reward."""
     model = law.conditional(label)
-    x = model.sample(N_TRUTH, cd.Stream(seed).at("truth"), SIGMA_MIN)
-    weights = torch.softmax(reward(model.predict(x, x.new_full((len(x),), SIGMA_MIN))), 0)
+    x, log_q = tilted_draws(model, reward, N_TRUTH, cd.Stream(seed).at("truth"))
+    weights = torch.softmax(_log_target(model, reward, x) - log_q, 0)
+    free = model.sample(N_TRUTH, cd.Stream(seed).at("free"), SIGMA_MIN)
+    counted = torch.softmax(reward(model.predict(free, free.new_full((N_TRUTH,), SIGMA_MIN))), 0)
+    kept = 1 / float(N_TRUTH * counted.square().sum())
     process = measured_process([model], steps, seed=seed)
-    kept = 1 / float(len(x) * weights.square().sum())
     return Problem(name, model.tilt(reward, guidance="gradient"), process, x, weights, model, kept)
 
 
-def ink(law: FactorLaw, label: int, strength: float) -> Callable[[Tensor], Tensor]:
+def _log_target(model: FactorMixture, reward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """`log p_t(x) + r(E[x_0 | x])` at the noise of level 0."""
+    return model.log_prob(x, SIGMA_MIN) + reward(model.predict(x, x.new_full((len(x),), SIGMA_MIN)))
+
+
+def tilted_draws(model: FactorMixture, reward: Linear, n: int, stream: cd.Stream) -> tuple[Tensor, Tensor]:
+    """Draws of the tilted law, up to how each component predicts, and their log-density.
+
+    Within component k the prediction is linear, and a linear tilt moves the mean of `x` by `C_k g`.
+    """
+    law, g = model.law, reward.direction
+    along = torch.einsum("knq,n->kq", law.axes, g)
+    shift = torch.einsum("knq,kq->kn", law.axes, along * law.variances) + law.floor * g  # C_k g
+    # g^T C (C + t^2)^-1 C g, along the factors and across them
+    t2, inside = SIGMA_MIN**2, law.variances + law.floor
+    across = (g.square().sum() - along.square().sum(1)) * law.floor**2 / (law.floor + t2)
+    gain = (along.square() * inside.square() / (inside + t2)).sum(1) + across
+    log_share = (model.weights.log() + law.means @ g + 0.5 * gain).log_softmax(0)
+    moved = FactorMixture(replace(law, means=law.means + shift), log_share.exp())
+    x = moved.sample(n, stream, SIGMA_MIN)
+    return x, moved.log_prob(x, SIGMA_MIN)
+
+
+def ink(law: FactorLaw, label: int, strength: float) -> Linear:
     """`strength` per standard deviation of the mean brightness within the class: positive asks for thick strokes."""
     mean = law.conditional(label).sample(4000, cd.Stream(1)).flatten(1).mean(1)
-    centre, spread = float(mean.mean()), float(mean.std())
-    return lambda x: strength * (x.flatten(1).mean(1) - centre) / spread
+    n, unit = law.means.shape[1], strength / float(mean.std())
+    return Linear(torch.full((n,), unit / n, dtype=torch.float64), unit * float(mean.mean()))
 
 
-def cluster(law: FactorLaw, label: int, strength: float) -> Callable[[Tensor], Tensor]:
+def cluster(law: FactorLaw, label: int, strength: float) -> Linear:
     """`strength` times the way from the mean of a class (0) to its rarest cluster of 2 % or more (1)."""
     w = law.conditional(label).weights
     rare = int(w.masked_fill(w < 0.02, math.inf).argmin())
     mean = w @ law.means
     line = law.means[rare] - mean
-    return lambda x: strength * ((x.flatten(1) - mean) @ line) / line.square().sum()
+    direction = strength * line / line.square().sum()
+    return Linear(direction, float(mean @ direction))
 
 
 # -- posteriors --------------------------------------------------------------------------------------------
@@ -165,9 +197,7 @@ def posterior(law: FactorLaw, operator: Tensor, noise: float, name: str, steps: 
         return -0.5 * (x.flatten(1) @ operator.T - seen).square().sum(1) / noise**2
 
     x, log_q = conjugate_draws(law, operator, noise, seen[0], N_TRUTH, stream.at("truth"))
-    t = x.new_full((len(x),), SIGMA_MIN)
-    log_w = model.log_prob(x, SIGMA_MIN) + reward(model.predict(x, t)) - log_q
-    weights = torch.softmax(log_w, 0)
+    weights = torch.softmax(_log_target(model, reward, x) - log_q, 0)
     process = measured_process([model], steps, seed=seed)
     kept = 1 / float(len(x) * weights.square().sum())
     target = model.tilt(reward, guidance="gradient", anneal=cd.anneal.of_time(_widened(noise)))

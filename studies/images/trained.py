@@ -76,11 +76,11 @@ def table_methods(n: int, runs: int) -> dict[str, Method]:
     }
 
 
-def guidance_table(images: str, painter: Painter, results: Results, sizes: Sizes) -> Iterator[str]:
+def guidance_table(painter: Painter, results: Results, sizes: Sizes) -> Iterator[str]:
     """For every number of samples, method and seed: what guided images of five classes are like."""
     for seed in range(sizes.n_seeds):
         for n in sizes.n_samples:
-            name = f"guidance {images} samples {n} seed {seed}"
+            name = f"guidance {painter.images} samples {n} seed {seed}"
             if name in results:
                 continue
             # As in the paper, small runs are repeated until all sizes are judged by about as many images.
@@ -113,7 +113,7 @@ def by_weight(out: cd.Result, n: int, seed: int) -> Tensor:
 
 
 def pixels(x: Tensor) -> np.ndarray:
-    """(n, 28, 28) bytes."""
+    """(n, size, size) bytes."""
     return ((x[:, 0] + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy(force=True)
 
 
@@ -165,14 +165,14 @@ def run_wish(painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: 
     return record, out.chains
 
 
-def wish_curves(images: str, painter: Painter, results: Results, sizes: Sizes, seed: int = 0) -> Iterator[str]:
+def wish_curves(painter: Painter, results: Results, sizes: Sizes, seed: int = 0) -> Iterator[str]:
     """Five wishes, alone and on top of guidance without its bias; and one that the class cannot fulfil."""
-    for wish in (*WISHES[images], IMPOSSIBLE[images]):
+    for wish in (*WISHES[painter.images], IMPOSSIBLE[painter.images]):
         for kind, base in (
             ("alone", painter.conditional(wish.label)),
             ("guided", painter.guided(wish.label, SCALE_WITH_WISH)),
         ):
-            name = f"wish {images} {kind} {wish.text}"
+            name = f"wish {painter.images} {kind} {wish.text}"
             if name not in results:
                 record, chains = run_wish(painter, base, wish, sizes, seed)
                 every = max(1, len(chains) // 12)
@@ -181,7 +181,6 @@ def wish_curves(images: str, painter: Painter, results: Results, sizes: Sizes, s
 
 
 def refine(
-    images: str,
     painter: Painter,
     results: Results,
     sizes: Sizes,
@@ -189,7 +188,7 @@ def refine(
     seed: int = 0,
 ) -> str:
     """A chain whose wish is turned round half-way; nothing starts again."""
-    first = WISHES[images][0] if WISHES[images][0].signs else WISHES[images][1]
+    first = WISHES[painter.images][0] if WISHES[painter.images][0].signs else WISHES[painter.images][1]
     second = Wish(f"the opposite of {first.text}", first.label, {k: -v for k, v in first.signs.items()})
     base = painter.conditional(first.label)
     setting = sizes.setting(painter, base, 0)
@@ -211,7 +210,7 @@ def refine(
         if n in (sizes.n_iterations - 1, 2 * sizes.n_iterations - 1):
             shown.append(pixels(x))
         advance()
-    name = f"refinement {images}"
+    name = f"refinement {painter.images}"
     record = {"before": first.text, "after": second.text, "changed": sizes.n_iterations, "along": along, "seed": seed}
     results.save(name, record, before=shown[0], after=shown[1])
     return name

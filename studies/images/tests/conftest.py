@@ -9,7 +9,7 @@ from studies.images import data, model, network
 from studies.shared.results import Results
 from studies.shared.training import Settings, save_weights
 
-TINY = {"width": 8, "depth": 1, "n_classes": 10}
+TINY = {"size": 14, "width": 8, "depth": 1, "n_classes": 10}
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +28,14 @@ def folder(tmp_path_factory):
     settings = Settings(n_steps=3, batch=8, warm_up=1)
     list(model.train_model("mnist", root / "data", root / "trained", TINY, settings))
     torch.manual_seed(1)
-    judge = network.Classifier(width=4, n_features=6)
-    save_weights(root / "trained" / "mnist-classifier.safetensors", judge, {})
+    judge = network.Classifier(width=4, n_features=6, size=14)
+    save_weights(root / "trained" / "mnist-14-classifier.safetensors", judge, {})
     assert data.load_images("mnist", root / "data")[0].x.shape == (200, 1, 28, 28)
     return root
 
 
 @pytest.fixture(scope="session")
 def painter(folder):
-    return model.load_painter(model.ship("mnist", folder / "data", folder / "trained", folder, n=16, n_times=5))
+    return model.load_painter(
+        model.ship("mnist", folder / "data", folder / "trained", folder, size=14, n=16, n_times=5)
+    )

@@ -77,12 +77,46 @@ def test_guided_draws_have_the_guided_law(law):
     refuted(lambda: check(w - 1))
 
 
+def only(law, k):
+    """The law of one component."""
+    parts = {name: getattr(law, name)[k : k + 1] for name in ("means", "axes", "variances", "labels")}
+    return replace(law, weights=torch.ones(1).double(), **parts)
+
+
+def test_a_tilt_of_one_component_is_drawn_exactly(law):
+    model, reward = only(law, 1).unconditional(), problems.Linear(cd.Stream(8).normal((6,)), 0.3)
+
+    def check(weighted):
+        x, log_q = problems.tilted_draws(model, reward, 100, cd.Stream(9))
+        t = torch.full((100,), problems.SIGMA_MIN, dtype=torch.float64)
+        log_p = model.log_prob(x, problems.SIGMA_MIN) + weighted(model.predict(x, t))
+        assert float((log_p - log_q).std()) < 1e-9
+
+    check(reward)
+    refuted(lambda: check(replace(reward, direction=1.01 * reward.direction)))
+
+
+def test_a_tilt_of_a_mixture_has_the_shares_of_weighted_draws(law):
+    model, reward = law.unconditional(), problems.Linear(0.7 * cd.Stream(8).normal((6,)), 0.0)
+    free = model.sample(40_000, cd.Stream(10), problems.SIGMA_MIN)
+    t = torch.full((40_000,), problems.SIGMA_MIN, dtype=torch.float64)
+    expected = torch.softmax(reward(model.predict(free, t)), 0) @ free.flatten(1)
+
+    def check(scale):
+        x, log_q = problems.tilted_draws(
+            model, replace(reward, direction=scale * reward.direction), 20_000, cd.Stream(11)
+        )
+        log_p = model.log_prob(x, problems.SIGMA_MIN) + scale * reward(model.predict(x, t[:20_000]))
+        w = torch.softmax(log_p - log_q, 0)
+        assert 1 / float(w.square().sum()) > 15_000  # the proposal is nearly the law itself
+        assert_mean(20_000 * w[:, None] * x.flatten(1), expected, z=6)
+
+    check(1.0)
+    refuted(lambda: check(0.8))
+
+
 def test_a_posterior_of_one_component_is_drawn_exactly(law):
-    one = replace(
-        law,
-        weights=torch.ones(1).double(),
-        **{name: getattr(law, name)[:1] for name in ("means", "axes", "variances", "labels")},
-    )
+    one = only(law, 0)
     operator = cd.Stream(5).normal((3, 6))
     seen, noise = torch.tensor([0.3, -0.2, 1.0]).double(), 0.4
     x, log_q = problems.conjugate_draws(one, operator, noise, seen, 200, cd.Stream(6))

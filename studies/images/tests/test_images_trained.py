@@ -12,7 +12,6 @@ import crepe_diffusion as cd
 from checks import refuted
 from studies.images import model, trained, wishes
 from studies.images.methods import Setting
-from studies.images.network import UNet
 from studies.shared.results import Results
 from studies.shared.training import Settings, loss
 
@@ -21,7 +20,7 @@ SIZES = trained.Sizes(n_steps=8, n_samples=(4,), n_images=8, classes=(3,), n_ite
 
 def test_the_label_reaches_the_network_and_rows_do_not_mix():
     torch.manual_seed(0)
-    network = model.build({"width": 8, "depth": 1, "n_classes": 3})
+    network = model.build({"size": 28, "width": 8, "depth": 1, "n_classes": 3})
     for p in network.parameters():
         torch.nn.init.normal_(p, std=0.2)  # layers that begin at zero would hide the label
     y, sigma, label = torch.randn(4, 1, 28, 28), torch.tensor([0.1, 0.5, 1.0, 3.0]), torch.tensor([0, 1, 2, 3])
@@ -73,9 +72,9 @@ def test_cosines_are_orthonormal_and_begin_with_the_mean():
 
 
 def test_a_painter_is_loaded_as_it_was_shipped(folder, painter):
-    x, t = torch.randn(3, 1, 28, 28), torch.tensor([0.1, 1.0, 5.0])
-    network = model.build({"width": 8, "depth": 1, "n_classes": 10})
-    network.load_state_dict(model.load_weights(folder / "trained" / "mnist.safetensors")[0])
+    x, t = torch.randn(3, 1, 14, 14), torch.tensor([0.1, 1.0, 5.0])
+    network = model.build({"size": 14, "width": 8, "depth": 1, "n_classes": 10})
+    network.load_state_dict(model.load_weights(folder / "trained" / "mnist-14.safetensors")[0])
     for label in (3, 10):
         torch.testing.assert_close(painter.models[label].predict(x, t), network.eval()(x, t, torch.full((3,), label)))
     target = painter.guided(4, 1.5)
@@ -111,7 +110,7 @@ def test_measures_mean_what_they_are_called():
 
 def test_a_wish_is_measured_in_standard_deviations_of_its_class(folder, painter):
     wish = wishes.Wish("wide", 4, {"wide": 1.0}, strength=2.0)
-    x = model.load_images("mnist", folder / "data")[0].of_class(4)
+    x = model.load_images("mnist", folder / "data", 14)[0].of_class(4)
     value = wish.reward(painter)(x) / 2
     assert float(value.mean()) == pytest.approx(0, abs=1e-3)
     assert float(value.std()) == pytest.approx(1, abs=1e-3)
@@ -129,8 +128,8 @@ def test_finishing_goes_on_below_level_zero():
 
 def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
     results = Results(tmp_path)
-    names = list(trained.guidance_table("mnist", painter, results, SIZES))
-    assert list(trained.guidance_table("mnist", painter, results, SIZES)) == []
+    names = list(trained.guidance_table(painter, results, SIZES))
+    assert list(trained.guidance_table(painter, results, SIZES)) == []
     record = results[names[0]]
     assert set(record["found"]) == {
         "plain CFG",
@@ -144,13 +143,17 @@ def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
     for name, found in record["found"].items():
         assert all(f["rows"] <= 2 * most and 0 <= f["accuracy"] <= 1 for f in found), name
     json.dumps(record, allow_nan=False)
-    trained.refine("mnist", painter, results, SIZES)
+    trained.refine(painter, results, SIZES)
     found = results["refinement mnist"]
     assert len(found["along"]) == 6
     wish, chains = trained.run_wish(painter, painter.conditional(4), wishes.WISHES["mnist"][4], SIZES, seed=0)
-    assert chains.shape == (3, 2, 1, 28, 28)
+    assert chains.shape == (3, 2, 1, 14, 14)
     assert len(wish["along"]) == 3
 
 
-def test_unet_has_the_stated_size():
-    assert sum(p.numel() for p in UNet(**model.NETWORK).parameters()) == 308_260
+def test_networks_have_the_stated_sizes():
+    for size, n in ((14, 308_260), (28, 308_260)):
+        network = model.build(model.NETWORKS[size])
+        assert sum(p.numel() for p in network.parameters()) == n
+        x = torch.zeros(2, 1, size, size)
+        assert network(x, torch.ones(2), torch.zeros(2, dtype=torch.long)).shape == x.shape
