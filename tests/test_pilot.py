@@ -12,7 +12,7 @@ import crepe_diffusion as cd
 from checks import assert_mean, refuted
 from crepe_diffusion.diagnostics import Estimate, RunData
 from crepe_diffusion.diagnostics.estimates import tours
-from crepe_diffusion.diagnostics.starting import StartingPass
+from crepe_diffusion.diagnostics.starting import METHODS, StartingPass
 from crepe_diffusion.errors import InputError, StoppedError
 from crepe_diffusion.samplers.setup import part
 
@@ -182,7 +182,7 @@ def test_the_size_of_steps_is_seen_where_it_matters():
 
     def size(n_steps: int) -> float:
         steps = cd.ladder.karras(n_steps + 1, 0.02, 10.0)
-        found = [cd.pilot(TARGET, steps, n=256, seed=s, fit_samples=512).discretisation for s in range(3)]
+        found = [cd.pilot(TARGET, steps, n=256, seed=s, fit_samples=512).discretisation["bar"] for s in range(3)]
         return sum(e.value for e in found) / len(found)
 
     assert abs(size(64)) < abs(size(16)) / 2
@@ -210,7 +210,7 @@ def judged(start: StartingPass) -> cd.diagnostics.Verdict:
 
 def test_the_verdict_compares_chain_and_pilot(large):
     start = large[0].summary
-    fair = replace(start, discretisation=Estimate(0.0, 0.01))
+    fair = replace(start, discretisation=dict.fromkeys(METHODS, Estimate(0.0, 0.01)))
     assert not any("starting pass" in reason or "size of the steps" in reason for reason in judged(fair).reasons)
     # One mode is missing in the pass: the mean is off, and its error small.
     missing = replace(fair, log_weights=(fair.log_weights - 1e3 * second(fair.x)).log_softmax(0))
@@ -219,7 +219,7 @@ def test_the_verdict_compares_chain_and_pilot(large):
     assert any("disagree about second" in reason for reason in found.reasons)
     off = {m: Estimate(z.value + 4.5 * math.hypot(z.error, 0.1), z.error) for m, z in fair.log_z.items()}
     assert any("disagree about log Z" in reason for reason in judged(replace(fair, log_z=off)).reasons)
-    coarse = judged(replace(start, discretisation=Estimate(-3.0, 0.1)))
+    coarse = judged(replace(start, discretisation=dict.fromkeys(METHODS, Estimate(-3.0, 0.1))))
     assert any("moves log Z by about -3" in reason for reason in coarse.reasons)
     assert any("steps instead of 32" in advice for advice in coarse.advice)
 
@@ -243,7 +243,7 @@ def test_tokens_are_walked_too():
     pilots = [cd.pilot(model**2.0, cd.ladder.linear(9), n=64, seed=seed) for seed in range(8)]
     values = torch.tensor([p.mean(lambda x: (x[:, 0] == 0).double()).value for p in pilots])
     assert_mean(values, float(power[0].sum() / power.sum()), z=5)
-    assert all(p.discretisation == Estimate(0.0, 0.0) and p.in_turn for p in pilots)
+    assert all(set(p.discretisation.values()) == {Estimate(0.0, 0.0)} and p.in_turn for p in pilots)
     cuts = pilots[0].plan().cuts
     assert len({pilots[0].iteration_rows(c.pairs, c.substeps) for c in cuts}) == 1
 

@@ -42,9 +42,7 @@ def _slices(total: int, n_groups: int) -> list[range]:
 def replica_exchange(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
     """8 chains, planned by a pilot and started from it; a quarter of the iterations is dropped."""
     found = pilot(problem, budget, seed)
-    chain = cd.ReplicaExchange(
-        problem.target, pilot=found, n_chains=N_CHAINS * n_groups, seed=seed, proposal=problem.proposal
-    )
+    chain = cd.ReplicaExchange(problem.target, pilot=found, n_chains=N_CHAINS * n_groups, seed=seed)
     first = chain.evaluate.counts.rows
     for _ in range(FIRST):
         chain.step()
@@ -63,17 +61,9 @@ def smc(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
     found = pilot(problem, budget, seed)
     each = N_PARTICLES * problem.walk_rows
     n = max(2, (budget - found.rows) // each)
-    sampler = cd.SMC(
-        problem.target,
-        found.ladder,
-        n_particles=N_PARTICLES,
-        n_batches=n * n_groups,
-        seed=seed,
-        proposal=problem.proposal,
-        process=found.process,
-    )
+    sampler = cd.SMC(problem.target, pilot=found, n_particles=N_PARTICLES, n_batches=n * n_groups, seed=seed)
     out = sampler.sample(progress=False)
-    rows = found.rows + out.evaluations.rows // n_groups
+    rows = found.rows + (out.evaluations.rows - found.rows) // n_groups
     return [Group(out.of_batches(batches), rows, found.rows) for batches in _slices(sampler.n_batches, n_groups)]
 
 

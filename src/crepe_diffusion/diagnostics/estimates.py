@@ -20,7 +20,7 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["Estimate", "effective_sizes", "ess", "mean_of", "rhat", "tours", "tours_of"]
+__all__ = ["Estimate", "apart", "deviates", "effective_sizes", "ess", "mean_of", "rhat", "tours", "tours_of"]
 
 # Autocorrelations of fewer draws than this per chain are guesses.
 LEAST_DRAWS = 4
@@ -50,6 +50,34 @@ class Estimate:
             raise InputError(f"level must be a probability between 0 and 1, got {level!r}")
         t = float(stdtrit(min(self.dof, 1e9), (1 + level) / 2))
         return self.value - t * self.error, self.value + t * self.error
+
+
+def deviates(difference: float, error: float, dof: float) -> float:
+    """A difference in standard errors, as improbable as that many of a normal law if the error is known so badly.
+
+    >>> round(deviates(3.0, 1.0, 1e9), 2), round(deviates(3.0, 1.0, 5), 2)
+    (3.0, 2.17)
+    """
+    from scipy.special import log_ndtr, ndtri_exp, stdtr
+
+    if not error > 0:
+        return 0.0
+    t = abs(difference) / error
+    p = float(stdtr(min(max(dof, 1.0), 1e9), -t))
+    # Far out Student's tail is below the smallest number only for many degrees of freedom, where it is the normal one.
+    return float(-ndtri_exp(math.log(p) if p > 0 else log_ndtr(-t)))
+
+
+def apart(a: Estimate, b: Estimate) -> float:
+    """How far two independent estimates of one number are apart, in `deviates`; their degrees of freedom by Welch.
+
+    >>> round(apart(Estimate(0.0, 1.0), Estimate(5.0, 0.0)), 6)
+    5.0
+    """
+    v, w = a.error**2, b.error**2
+    if not (math.isfinite(v + w) and v + w > 0):
+        return 0.0
+    return deviates(a.value - b.value, math.sqrt(v + w), (v + w) ** 2 / (v * v / a.dof + w * w / b.dof + 1e-300))
 
 
 def tours(replica: Tensor, born: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from crepe_diffusion.diagnostics.data import RunData
-from crepe_diffusion.diagnostics.estimates import Estimate, ess, mean_of, rhat, tours_of
+from crepe_diffusion.diagnostics.estimates import Estimate, deviates, ess, mean_of, rhat, tours_of
 from crepe_diffusion.diagnostics.exchange import Diagnostics
+from crepe_diffusion.diagnostics.starting import with_steps
 
 __all__ = ["DRIFT_Z", "MIN_DRAWS", "Evidence", "ScalarSummary"]
 
@@ -85,7 +86,7 @@ class ScalarSummary:
 
     @cached_property
     def drift(self) -> float:
-        """Second half's mean minus the first's, in standard errors."""
+        """Second half's mean minus the first's, in standard errors (`deviates`)."""
         return _drift(self._tensor, self.tours) if self.can_be_judged else math.nan
 
     def _part(self, index: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -115,8 +116,9 @@ def _drift(values: torch.Tensor, tours: torch.Tensor | None) -> float:
     parts = [(values[i], None if tours is None else tours[i]) for i in (np.s_[:half], np.s_[-half:], np.s_[:])]
     first, second, both = (mean_of(*part) for part in parts)
     # A transient inflates the first half's own error and so would hide itself; the second half's serves for both.
-    error = math.sqrt(2) * (second.error or both.error)
-    return (second.value - first.value) / error if error else 0.0
+    serves = second if second.error else both
+    difference = second.value - first.value
+    return math.copysign(deviates(difference, math.sqrt(2) * serves.error, serves.dof), difference)
 
 
 class Evidence:
@@ -207,6 +209,12 @@ class Evidence:
     def log_z(self) -> dict[str, Estimate]:
         d = _thinned(self.diagnostics, self.log_z_stride)
         return {method: d.log_z(method) for method in ("down", "up", "bar")}
+
+    @property
+    def stated_log_z(self) -> Estimate:
+        """By Bennett's estimate; its error contains the size of the steps where the starting pass measured it."""
+        start = self.data.started_from
+        return with_steps(self.log_z["bar"], None if start is None else start.discretisation["bar"])
 
     @cached_property
     def explored(self) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from crepe_diffusion.batches import called
 from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.errors import InputError
 
-__all__ = ["METHODS", "StartingPass", "by_eve", "clustered"]
+__all__ = ["METHODS", "StartingPass", "by_eve", "clustered", "with_steps"]
 
 METHODS = ("down", "up", "bar")
 
@@ -28,12 +28,11 @@ class StartingPass:
     """What a chain keeps of its pilot: the numbers, and weighted particles at the data end.
 
     `eve` (n,) is the particle at the noise end from which each one descends. Relatives are one cluster, whatever their
-    correlation. `log_z` has an estimate for each method, `discretisation` is the share of log Z that is due to the size
+    correlation. `log_z` has an estimate for each method, `discretisation` is the part of each that is due to the size
     of the steps, to first order.
 
     >>> weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    >>> zero = Estimate(0.0, 0.0)
-    >>> start = StartingPass(torch.arange(3.0), weights.log(), torch.tensor([0, 1, 1]), {}, zero, n_steps=8, rows=51)
+    >>> start = StartingPass(torch.arange(3.0), weights.log(), torch.tensor([0, 1, 1]), {}, {}, n_steps=8, rows=51)
     >>> start.mean(lambda x: x).value
     0.75
     """
@@ -42,7 +41,7 @@ class StartingPass:
     log_weights: Tensor
     eve: Tensor
     log_z: dict[str, Estimate]
-    discretisation: Estimate
+    discretisation: dict[str, Estimate]
     n_steps: int
     rows: int
 
@@ -57,7 +56,7 @@ class StartingPass:
         return clustered(value, w * (values - value), w, self.eve)
 
     def state_dict(self) -> dict[str, Tensor]:
-        estimates = [self.log_z[m] for m in METHODS] + [self.discretisation]
+        estimates = [of[m] for of in (self.log_z, self.discretisation) for m in METHODS]
         return {
             "x": self.x,
             "log_weights": self.log_weights,
@@ -68,10 +67,19 @@ class StartingPass:
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> StartingPass:
-        *log_z, discretisation = (Estimate(*row) for row in state["estimates"].tolist())
+        estimates = [Estimate(*row) for row in state["estimates"].tolist()]
         n_steps, rows = state["numbers"].tolist()
-        by_method = dict(zip(METHODS, log_z, strict=True))
-        return cls(state["x"], state["log_weights"], state["eve"], by_method, discretisation, n_steps, rows)
+        # Snapshots of earlier versions have one number for all methods.
+        log_z, size = (dict(zip(METHODS, of, strict=False)) for of in (estimates, 3 * estimates[3:]))
+        return cls(state["x"], state["log_weights"], state["eve"], log_z, size, n_steps, rows)
+
+
+def with_steps(log_z: Estimate, size: Estimate | None) -> Estimate:
+    """log Z with an error that contains the part due to the size of the steps, where that was measured.
+
+    What was measured is added as it is: its own error makes it larger on average, never smaller.
+    """
+    return log_z if size is None else replace(log_z, error=math.hypot(log_z.error, size.value))
 
 
 def by_eve(values: Tensor, eve: Tensor) -> Tensor:

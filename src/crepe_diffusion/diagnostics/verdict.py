@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crepe_diffusion.diagnostics.data import RunData
-from crepe_diffusion.diagnostics.estimates import Estimate
+from crepe_diffusion.diagnostics.estimates import Estimate, apart
 from crepe_diffusion.diagnostics.evidence import DRIFT_Z, MIN_DRAWS, Evidence
 
 __all__ = ["LEVELS", "Verdict", "judge", "judge_particles", "percent", "verdict"]
@@ -32,10 +32,12 @@ FEW_RESTARTS = 20
 # The prediction assumes that replicas forget between swaps. They forget less, so three quarters are common; a third
 # is not. A replica that was not followed from its start lacks about one trip, so two each are due before judging.
 TRIPS_SHARE, TRIPS_EACH = 1 / 3, 2
-# Standard error of a mean in standard deviations, 1 / sqrt(ESS): 0.1 for 100, 0.22 for 20.
-FEW_ESS, TINY_ESS = 100, 20
-# Clusters of particles that share the weight: an error from fewer is hardly known itself.
-FEW_CLUSTERS, TINY_CLUSTERS = 25, 5
+# Standard error of a mean in standard deviations, 1 / sqrt(ESS): 0.14 for 50, 0.22 for 20. How small it must be is for
+# the user to say; but with fewer effective draws, intervals have been too short on the battery.
+FEW_ESS, TINY_ESS = 50, 20
+# Clusters of particles that share the weight. Student's intervals widen by a tenth for 12 and by a third for 5; from
+# fewer, an error is hardly known itself.
+FEW_CLUSTERS, TINY_CLUSTERS = 12, 5
 # Batches whose Z differ by more have probably not seen the largest one.
 LOG_Z_ERROR = 0.5
 # Vehtari et al. (2021) ask for 1.01; at 1.05 chains differ by about a third of a standard deviation.
@@ -54,6 +56,9 @@ EXPLORER_ACCEPTANCE = 0.02
 APART_LOOK, APART_BAD = 3.0, 5.0
 # Paths up and down that disagree by a factor of e in Z; well resolved ladders stay within half of that.
 LOG_Z_GAP, LOG_Z_SIGMAS = 1.0, 4.0
+# The stated error of log Z contains the size of the steps. Beyond half a unit the first order says little, and the
+# weights of modes, whose normalisers differ in the same way, are no longer safe.
+STEPS_TOO_LARGE = 0.5
 
 
 @dataclass(frozen=True)
@@ -88,12 +93,16 @@ def judge(evidence: Evidence) -> Verdict:
     return _gravest(f for rule in rules for f in rule(evidence))
 
 
-def judge_particles(shares: Sequence[float], kind: str, log_z: Estimate, sizes: Mapping[str, float]) -> Verdict:
+def judge_particles(
+    shares: Sequence[float], kind: str, log_z: Estimate, sizes: Mapping[str, float], steps: Estimate | None = None
+) -> Verdict:
     """The verdict on weighted particles, from the share of the weight that each independent cluster of them has.
 
-    `kind` is what the clusters are, `sizes` the effective number of draws of each scalar.
+    `kind` is what the clusters are, `sizes` the effective number of draws of each scalar, `steps` what the size of the
+    steps does to log Z where that is known, and `log_z` is without it.
     """
-    return _gravest(_of_particles(np.asarray(shares), kind, log_z, sizes))
+    findings = [*_of_particles(np.asarray(shares), kind, log_z, sizes)]
+    return _gravest([*findings, *(() if steps is None else _steps(steps))])
 
 
 def _of_particles(shares: np.ndarray, kind: str, log_z: Estimate, sizes: Mapping[str, float]) -> Iterator[Finding]:
@@ -275,16 +284,17 @@ def _mixing(e: Evidence) -> Iterator[Finding]:
 
     drifting = [s for s in judged if abs(s.drift) > DRIFT_Z]
     # R-hat also compares halves, so a drift would be blamed on the chains.
-    apart = [s for s in judged if s not in drifting and s.rhat > max(RHAT_LOOK, s.rhat_by_chance)]
-    if apart:
-        s = max(apart, key=lambda s: s.rhat)
+    differing = [s for s in judged if s not in drifting and s.rhat > max(RHAT_LOOK, s.rhat_by_chance)]
+    if differing:
+        s = max(differing, key=lambda s: s.rhat)
         chain, own, others = s.odd_chain()
         # Slow chains overrate their own effective size, and so underrate what chance explains, by up to two.
         sure = s.rhat**2 - 1 > 2 * (s.rhat_by_chance**2 - 1)
         yield Finding(
             "do not trust" if s.rhat > RHAT_BAD and sure else "look",
-            f"{'chains disagree' if several else 'the chain disagrees with itself'} about {s.name}{more(len(apart))}:"
-            f" R-hat {min(s.rhat, 99.0):.3g} where chance explains {max(RHAT_LOOK, s.rhat_by_chance):.3g}"
+            f"{'chains disagree' if several else 'the chain disagrees with itself'} about {s.name}"
+            f"{more(len(differing))}: R-hat {min(s.rhat, 99.0):.3g} where chance explains"
+            f" {max(RHAT_LOOK, s.rhat_by_chance):.3g}"
             + (f"; the mean of chain {chain} is {own:.3g}, of the others {others:.3g}" if several else ""),
             _longer(e, "run longer; if chains stay apart, look at acceptance and round trips"),
         )
@@ -367,25 +377,25 @@ def _starting_pass(e: Evidence) -> Iterator[Finding]:
         return
     pairs = [(s.name, s.mean, e.data.starting_means[s.name]) for s in e.scalars if s.name in e.data.starting_means]
     pairs.append(("log Z", e.log_z["bar"], start.log_z["bar"]))
-    apart = [
-        (abs(own.value - other.value) / math.hypot(own.error, other.error), name, own, other)
-        for name, own, other in pairs
-        if math.isfinite(math.hypot(own.error, other.error)) and math.hypot(own.error, other.error) > 0
-    ]
-    z, name, own, other = max(apart, key=lambda a: a[0], default=(0.0, "", None, None))
+    z, name, own, other = max(((apart(own, other), name, own, other) for name, own, other in pairs), key=lambda a: a[0])
     if z > APART_LOOK:
         yield Finding(
             "do not trust" if z > APART_BAD else "look",
             f"chain and starting pass disagree about {name}: {own} and {other}, {z:.1f} standard errors apart",
             f"make a pilot of {_about(4 * len(start.x))} particles, and run longer: one of the two misses something",
         )
-    size, error = start.discretisation, e.log_z["bar"].error
-    if abs(size.value) > max(error, 2 * size.error):
-        steps = start.n_steps * abs(size.value) / max(error, 1e-3)
+    yield from _steps(start.discretisation["bar"], start.n_steps)
+
+
+def _steps(size: Estimate, n_steps: int | None = None) -> Iterator[Finding]:
+    if abs(size.value) > max(STEPS_TOO_LARGE, 2 * size.error):
+        times = 2 * abs(size.value) / STEPS_TOO_LARGE
         yield Finding(
             "look",
-            f"the size of the steps moves log Z by about {size}, and its stated error is {error:.2g}",
-            f"take {_about(steps)} steps instead of {start.n_steps}, or do not quote log Z to more than that",
+            f"the size of the steps moves log Z by about {size}, and may move the weights of modes as much",
+            f"take {_about(times)} times as many steps"
+            if n_steps is None
+            else f"take {_about(n_steps * times)} steps instead of {n_steps}",
         )
 
 

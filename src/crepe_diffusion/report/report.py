@@ -98,7 +98,7 @@ def _glance(e: Evidence) -> Html:
             ("restarts", number(e.diagnostics.restarts()), "fresh arrivals at the data end"),
             ("acceptance", percent(float(e.acceptance.mean())), "mean acceptance"),
             ("lambda", f"{e.barrier.value:.4g}", f"barrier Lambda, +- {e.barrier.error:.2g}"),
-            ("log_z", f"{e.log_z['bar'].value:.4g}", f"log Z (BAR), +- {e.log_z['bar'].error:.2g}"),
+            ("log_z", f"{e.stated_log_z.value:.4g}", f"log Z (BAR), +- {e.stated_log_z.error:.2g}"),
         ]
     return page.cards(shown)
 
@@ -161,7 +161,7 @@ def _free_energy(e: Evidence, pictures: Html) -> Html:
     what = "log Z_0 / Z_M, which is log E[exp(r)] for a tilted model. Paths down and paths up should agree."
     start = e.data.started_from
     if start is not None:
-        z, size = start.log_z["bar"], start.discretisation
+        z, size = start.log_z["bar"], start.discretisation["bar"]
         rows.append((f"starting pass of {len(start.x)} particles", f"{z.value:.4g}", f"{z.error:.2g}"))
         rows.append(("due to the size of the steps, about", f"{size.value:.2g}", f"{size.error:.2g}"))
     if e.log_z_stride > 1:
@@ -269,7 +269,7 @@ def write_comparison(runs: Sequence[RunData], path: str | Path) -> Path:
             percent(float(e.acceptance.mean())) if e.exchanges else "-",
             len(e.data.levels),
             str(e.barrier) if e.exchanges else "-",
-            str(e.log_z["bar"]) if e.exchanges else "-",
+            str(e.stated_log_z) if e.exchanges else "-",
             e.diagnostics.restarts() if e.exchanges else "-",
         )
         for name, v, e, c, p in zip(names, verdicts, whole, cut, per_million, strict=True)

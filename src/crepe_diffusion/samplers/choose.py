@@ -120,7 +120,7 @@ class Sampled(Result):
             + f". It cost {rows:,} of {self.budget:,} rows, of which {self.pilot.rows:,} are the pilot's, and gave"
             f" {self.n_effective:.0f} effective draws for the scalar that is known worst ({end}):"
             f" {1000 * self.n_effective / rows:.2g} per 1,000 rows, pilot included. The size of the steps moves log Z"
-            f" by about {self.pilot.discretisation}."
+            f" by about {self.pilot.discretisation['bar']}."
         )
 
     def __str__(self) -> str:
@@ -210,7 +210,11 @@ class _Smc(Method):
             if not self.parts:
                 raise
         out = Particles.joined(self.parts)
-        return replace(out, evaluations=self.pilot.counts + self.sampler.evaluate.counts)
+        return replace(
+            out,
+            evaluations=self.pilot.counts + self.sampler.evaluate.counts,
+            discretisation=self.pilot.discretisation["down"],
+        )
 
 
 class _ParticleGibbs(Method):

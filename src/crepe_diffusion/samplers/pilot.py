@@ -23,16 +23,17 @@ from torch import Tensor
 from crepe_diffusion.batches import IMPOSSIBLE
 from crepe_diffusion.devices import home
 from crepe_diffusion.diagnostics.estimates import Estimate
-from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, by_eve, clustered
+from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, by_eve
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
-from crepe_diffusion.paths import Path, log_work, walk
+from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Evaluation, GaussianProcess, Process
 from crepe_diffusion.processes.discrete import InTurn
 from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.discretisation import Doubling
 from crepe_diffusion.samplers.plan import Plan, plan
 from crepe_diffusion.samplers.resampling import Systematic
 from crepe_diffusion.samplers.result import Particles
@@ -68,7 +69,8 @@ class Pilot:
     - `up_log_weights`, `up_eve` (T + 1, n): weights of the particles on their way up, which began at the data end;
     - `features` (2, T + 1, n, f): predictions of both, to see which particles are alike;
     - `log_first`: log of the mean of `exp r` at the noise end, which is part of log Z of SMC but not of a pilot;
-    - `discretisation`: how much too large log Z is because the steps are not small, to first order;
+    - `discretisation`: how much too large log Z is because the steps are not small and the variance was measured from
+      few samples, to first order, for paths down, paths up and both (`discretisation.py`);
     - `process`: the process with the measured information, `given`: as it was before, None for the models' own;
     - `counts`: the cost of the pass, fit included; `walk_rows` and `state_rows`: network rows of one particle's walk
       through all steps, and of one state; `in_turn`: whether positions change in turn, so that more steps cost nothing.
@@ -89,7 +91,7 @@ class Pilot:
     up_eve: Tensor = field(repr=False)
     features: Tensor = field(repr=False)
     log_first: Tensor = field(repr=False)
-    discretisation: Estimate
+    discretisation: dict[str, Estimate]
     counts: Counts
     walk_rows: float
     state_rows: int
@@ -169,7 +171,8 @@ class Pilot:
             batch_log_z=(self.log_z("down").value + self.log_first)[None],
             eve=self.eve[0],
             level_ess=self.ess[:, None],
-            n_resamplings=(self.ess[1:-1] <= RESAMPLE_BELOW * self.n).sum()[None],
+            n_resamplings=(self.log_weights[1:-1].std(1) < 1e-12).sum()[None],
+            discretisation=self.discretisation["down"],
         )
 
     # -- what it is for ----------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ class Pilot:
         lines = [
             f"pilot of {self.n} particles over {self.n_steps} steps: {self.rows:,} network rows",
             f"  log Z            {self.log_z('bar')}   (down {self.log_z('down')}, up {self.log_z('up')})",
-            f"  step size        {self.discretisation} of log Z",
+            f"  step size        {self.discretisation['bar']} of log Z",
             f"  effective        {float(end):.1f} particles at the data end, {float(self.ess.min()):.1f} at least",
             str(self.plan()),
         ]
@@ -247,8 +250,8 @@ class Pilot:
     def state_dict(self) -> dict[str, Tensor]:
         """All of it but target, kind of process and proposal, as tensors."""
         own = {name: getattr(self, name) for name in TENSORS}
-        d = self.discretisation
-        own["discretisation"] = torch.tensor([d.value, d.error, d.dof], dtype=torch.float64)
+        sizes = [self.discretisation[m] for m in METHODS]
+        own["discretisation"] = torch.tensor([(e.value, e.error, e.dof) for e in sizes], dtype=torch.float64)
         own["cost"] = torch.tensor([self.walk_rows, self.state_rows, self.in_turn], dtype=torch.float64)
         parts = {
             "ladder": self.ladder.state_dict(),
@@ -276,7 +279,7 @@ class Pilot:
             process=ready.restored(part(state, "process")) if ready.needs_fit() else ready,
             given=process,
             proposal=proposal or Proposal(),
-            discretisation=Estimate(*state["discretisation"].tolist()),
+            discretisation=dict(zip(METHODS, map(Estimate, *state["discretisation"].T.tolist()), strict=True)),
             counts=Counts.from_state_dict(part(state, "counts")),
             walk_rows=walk_rows,
             state_rows=int(state_rows),
@@ -362,7 +365,7 @@ def pilot(
         up_eve=torch.stack(up.eve),
         features=torch.stack([torch.stack(down.features), torch.stack(up.features)]).cpu(),
         log_first=found.log_first,
-        discretisation=found.discretisation(),
+        discretisation=found.doubling.estimates(_dof(down.log_weights[0].exp(), down.eve[0])),
         counts=evaluate.counts.copy(),
         walk_rows=walked / (2 * n),
         state_rows=evaluate.network_rows,
@@ -397,25 +400,17 @@ class _Found:
 
 @dataclass
 class _Particles:
-    """Particles at one time.
-
-    `coarser` (n,) is how much larger the models' ratio along each path would be with steps of double size; `before`
-    holds point, evaluation and ratio of the step that has no partner yet.
-    """
+    """Particles at one time; `before` they were here, if the last step is the first of two that are compared."""
 
     x: Tensor
     seen: Evaluation
     log_w: Tensor
     eve: Tensor
-    coarser: Tensor
-    before: tuple[Tensor, Evaluation, Tensor] | None = None
+    before: _Particles | None = None
 
     def rows(self, index: Tensor, log_w: Tensor) -> _Particles:
-        before, there = self.before, index.to(self.x.device)
-        if before is not None:
-            before = (before[0][there], before[1].rows(there), before[2][there])
-        x, seen, eve, coarser = self.x[there], self.seen.rows(there), self.eve[index], self.coarser[index]
-        return _Particles(x, seen, log_w, eve, coarser, before)
+        there = index.to(self.x.device)
+        return _Particles(self.x[there], self.seen.rows(there), log_w, self.eve[index])
 
 
 class _Pass:
@@ -428,6 +423,7 @@ class _Pass:
         self.end: _Particles | None = None
         self.log_first = torch.zeros((), dtype=torch.float64)
         self.in_turn = isinstance(evaluate.process, InTurn) and self._turns(evaluate.process)
+        self.doubling = Doubling(evaluate, n)
 
     def _turns(self, process: InTurn) -> bool:
         x, s, t = self.evaluate.empty(1).cpu(), self.times[:1], self.times[-1:]
@@ -437,15 +433,14 @@ class _Pass:
         evaluate, n, found = self.evaluate, self.n, _Found()
         x = evaluate.noise(self.stream.at("noise"), n)
         seen = evaluate(x, self.times[-1:].expand(n))
-        zero = torch.zeros(n, dtype=torch.float64)
         reward = home(seen.reward)[0]
         self.log_first = reward.to(torch.float64).logsumexp(0) - math.log(n)
-        here = _Particles(x, seen, _normalised(reward, self.top), torch.arange(n), zero)
+        here = _Particles(x, seen, _normalised(reward, self.top), torch.arange(n))
         self._keep(found, here, self.top)
         for k in range(self.top - 1, -1, -1):
             here, work = self._step(here, k + 1, -1)
             found.works.append(work)
-            if k > 0:
+            if k > 0 and here.before is None:
                 here = self._resampled(here, self.stream.at("down", k))
             self._keep(found, here, k)
         self.end = here
@@ -462,24 +457,10 @@ class _Pass:
         for k in range(self.top):
             here, work = self._step(here, k, 1)
             found.works.append(work)
-            if k < self.top - 1:
+            if k < self.top - 1 and here.before is None:
                 here = self._resampled(here, self.stream.at("up", k))
             self._keep(found, here, k + 1)
         return found
-
-    def discretisation(self) -> Estimate:
-        """`log E[exp(coarser)]` over weighted paths: by how much log Z grows if all steps are of double size.
-
-        If the error of log Z is of first order in the size of a step, it is as large as this difference. Where
-        positions change in turn, nothing depends on steps.
-        """
-        assert self.end is not None
-        if self.in_turn:
-            return Estimate(0.0, 0.0)
-        w, eve = self.end.log_w.exp(), self.end.eve
-        ratio = self.end.coarser.exp()
-        mean = float(w @ ratio)
-        return clustered(math.log(mean), w * (ratio / mean - 1), w, eve)
 
     def _step(self, here: _Particles, k: int, direction: int) -> tuple[_Particles, Tensor]:
         """One step from time k, and its work: the gain of weight on the way down, the loss on the way up."""
@@ -487,28 +468,16 @@ class _Pass:
         branch = self.stream.at("walk", k, direction)
         path = walk(self.evaluate, here.x, here.seen, index, torch.full((self.n,), direction), 1, branch)
         work = log_work(path, self.evaluate.coefficients)
-        before, gain = (None, torch.zeros_like(work))
-        if direction < 0 and not self.in_turn:
-            before, gain = self._compare(here, path, k)
-        work, gain = home(work, gain)
+        work = home(work)[0]
         log_w = _normalised(here.log_w - direction * work, k + direction)
-        coarser = here.coarser + gain.where(log_w > -math.inf, 0.0)
+        there = _Particles(path.x, path.seen, log_w, here.eve)
+        if here.before is not None:
+            before, points = here.before, [(p.x, p.seen) for p in (here.before, here, there)]
+            self.doubling.add((points[0], points[1], points[2]), before.log_w, before.eve, k - direction, direction)
+        elif not self.doubling.exact:
+            there.before = here
         self.advance()
-        return _Particles(path.x, path.seen, log_w, here.eve, coarser, before), work
-
-    def _compare(self, here: _Particles, path: Path, k: int) -> tuple[tuple[Tensor, Evaluation, Tensor] | None, Tensor]:
-        """Every second step: the models' ratio over two steps at once, less that of one by one; no evaluation."""
-        process, coefficients = self.evaluate.process, self.evaluate.coefficients
-        if process.is_discrete and not process.multiplies(here.x.shape[1:]):
-            return None, torch.zeros_like(path.proposal)  # one by one, tokens have an exact ratio, whatever the step
-        c = torch.tensor(coefficients.target, dtype=path.models.dtype, device=path.models.device)
-        single = c @ path.models - path.proposal
-        if here.before is None:
-            return (here.x, here.seen, single), torch.zeros_like(single)
-        x, seen, first = here.before
-        s, t = (self.evaluate.times[i].expand(self.n) for i in (k - 1, k + 1))
-        models, proposal = process.log_ratios(path.x, x, path.seen, seen, s, t, coefficients)
-        return None, c @ models - proposal - first - single
+        return there, work
 
     def _resampled(self, here: _Particles, stream: Stream) -> _Particles:
         if 1 / float((2 * here.log_w).exp().sum()) > RESAMPLE_BELOW * self.n:

@@ -18,7 +18,7 @@ from crepe_diffusion.batches import called
 from crepe_diffusion.diagnostics import Diagnostics, Estimate, RunData, Verdict, ess, rhat, verdict
 from crepe_diffusion.diagnostics.data import default_scalars
 from crepe_diffusion.diagnostics.estimates import mean_of, tours
-from crepe_diffusion.diagnostics.starting import StartingPass
+from crepe_diffusion.diagnostics.starting import StartingPass, with_steps
 from crepe_diffusion.diagnostics.verdict import FEW_CLUSTERS, judge_particles
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.evaluate import Counts
@@ -169,8 +169,12 @@ class Chains(Result):
 
     @property
     def log_z(self) -> Estimate:
-        """By Bennett's estimate from the paths in both directions; `diagnostics.log_z` has others."""
-        return self.diagnostics.log_z()
+        """By Bennett's estimate from the paths in both directions; `diagnostics.log_z` has others.
+
+        Where the chains started from a pilot, the error contains what it measured of the size of the steps.
+        """
+        start = self.started_from
+        return with_steps(self.diagnostics.log_z(), None if start is None else start.discretisation["bar"])
 
 
 @dataclass(frozen=True)
@@ -180,6 +184,7 @@ class Particles(Result):
     - `log_weights` (batches, particles), normalised in each batch; `batch_log_z` (batches,): its estimate of log Z;
     - `eve` (n,): the particle at the noise end from which each draw descends, a number of its own for each batch;
     - `level_ess` (levels, batches): the effective number of particles at each level, before resampling there;
+    - `discretisation`: how much too large log Z is due to the size of the steps, where a pilot measured it;
     - `pool` weighs the batches: by their estimates of Z, `"z"`, which is consistent for batches of any size, or
       `"equal"`, which keeps the bias that one batch has.
 
@@ -198,6 +203,7 @@ class Particles(Result):
     level_ess: Tensor
     n_resamplings: Tensor
     pool: str = "z"
+    discretisation: Estimate | None = None
 
     def __post_init__(self) -> None:
         check_choice("pool", self.pool, ("equal", "z"))
@@ -317,7 +323,12 @@ class Particles(Result):
 
         For a few large batches the error is that of the Eves' weights, `(N sum_e W_e^2 - 1) / (N - 1)` for the relative
         variance of Z (Lee and Whiteley 2018, without their factor for the number of resamplings, which would lower it).
+        The size of the steps is part of the error where it is known.
         """
+        return with_steps(self._log_z, self.discretisation)
+
+    @property
+    def _log_z(self) -> Estimate:
         b, n = self.log_weights.shape
         value = float(self.batch_log_z.logsumexp(0)) - math.log(b)
         if not self._by_batches:
@@ -333,7 +344,8 @@ class Particles(Result):
         chosen = default_scalars(tuple(self.x.shape[1:])) if scalars is None else scalars
         shares = self._by_cluster(torch.ones(len(self.x), dtype=torch.float64)).tolist()
         kind = "batches" if self._by_batches else "ancestors"
-        return judge_particles(shares, kind, self.log_z, {name: self.ess(f) for name, f in chosen.items()})
+        sizes = {name: self.ess(f) for name, f in chosen.items()}
+        return judge_particles(shares, kind, self._log_z, sizes, self.discretisation)
 
     def resampled(self, stream: Stream) -> Tensor:
         """Equally weighted draws (n, *event): from all batches by weight, or within each if they count equally."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, rows_like
 from crepe_diffusion.devices import home
+from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import ParticleStarter, Start
@@ -29,6 +30,7 @@ from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.base import Column, Info
+from crepe_diffusion.samplers.pilot import Pilot
 from crepe_diffusion.samplers.resampling import Resampling, Systematic
 from crepe_diffusion.samplers.result import Particles
 from crepe_diffusion.samplers.setup import finish, packed, positive, prepare, prepare_again
@@ -193,6 +195,8 @@ class SMC:
       applied to the batches whose effective number of particles is below the share `ess_threshold`;
     - `pool`: batches count by their estimates of Z (`"z"`), or equally (`"equal"`), which is biased for small ones;
     - `starter`: where particles start instead of the noise end, such as `stitching.Restitch`; with `PathWork()` only;
+    - `pilot`: a pass made by `cd.pilot`. Steps, process and proposal are the pilot's unless given, the error of log Z
+      contains what it measured of their size, and its cost is part of the counts;
     - `start`: the `snapshot()` of a sampler to go on from, bit for bit;
     - the others are those of `ReplicaExchange`.
 
@@ -218,7 +222,7 @@ class SMC:
     def __init__(
         self,
         target: Target | Model,
-        ladder: Ladder,
+        ladder: Ladder | None = None,
         *,
         n_particles: int = 64,
         n_batches: int = 1,
@@ -233,8 +237,17 @@ class SMC:
         micro_batch: int | None = None,
         nonfinite: str = "raise",
         fit_samples: int = 256,
+        pilot: Pilot | None = None,
         start: dict[str, Tensor] | None = None,
     ):
+        ready, counts, self.discretisation = process, None, None
+        if pilot is not None:
+            pilot.check(target)
+            proposal, counts = proposal or pilot.proposal, pilot.counts.copy()
+            process, ready = process or pilot.given, process or pilot.process
+            ladder = pilot.ladder if ladder is None else ladder
+        elif ladder is None:
+            raise InputError("give a ladder, such as ladder.karras(51), or a pilot, which has one")
         self.n_particles, self.n_batches = positive("n_particles", n_particles), positive("n_batches", n_batches)
         if not 0 <= ess_threshold <= 1:
             raise InputError(f"ess_threshold must be between 0 and 1, got {ess_threshold!r}")
@@ -262,11 +275,12 @@ class SMC:
             target,
             ladder,
             self.stream.at("setup"),
-            process=process,
+            process=ready,
             proposal=self.weight.proposal(proposal or Proposal()),
             micro_batch=micro_batch,
             nonfinite=nonfinite,
             fit_samples=fit_samples,
+            counts=counts,
             start=start,
             check=self._check,
         )
@@ -279,7 +293,13 @@ class SMC:
                 raise InputError(f"the snapshot holds draws {tuple(start['x'].shape)}, not {tuple(self.x.shape)}")
             self.iteration, self.x, self.log_z = int(start["iteration"]), start["x"].clone(), start["log_z"].clone()
             self.replica, self.born = start["replica"].clone(), start["born"].clone()
+            if "discretisation" in start:
+                self.discretisation = Estimate(*start["discretisation"].tolist())
+        # A pilot knows what its own steps do to path works.
+        elif pilot is not None and type(self.weight) is PathWork and self.ladder.times.equal(pilot.ladder.times):
+            self.discretisation = pilot.discretisation["down"]
 
+    discretisation: Estimate | None
     diagnostics = None
 
     @property
@@ -370,6 +390,7 @@ class SMC:
             level_ess=down.level_ess,
             n_resamplings=down.n_resamplings,
             pool=self.pool,
+            discretisation=self.discretisation,
         )
 
     def _check(self, evaluate: Evaluator) -> None:
@@ -437,6 +458,7 @@ class SMC:
             check=self._check,
         )
         self.log_z = torch.full_like(self.log_z, -math.inf)
+        self.discretisation = None
 
     @property
     def ladder(self) -> Ladder:
@@ -445,7 +467,10 @@ class SMC:
     def snapshot(self) -> dict[str, Tensor]:
         """All that the next iterations depend on besides target, settings and seed."""
         state = {"x": self.x, "iteration": torch.tensor(self.iteration), "log_z": self.log_z}
-        return packed(self.evaluate, {"": {**state, "replica": self.replica, "born": self.born}})
+        state |= {"replica": self.replica, "born": self.born}
+        if (d := self.discretisation) is not None:
+            state["discretisation"] = torch.tensor((d.value, d.error, d.dof), dtype=torch.float64)
+        return packed(self.evaluate, {"": state})
 
 
 def _ess(log_w: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""What the size of the steps does to log Z: two steps against one of double size, on the same paths.
+
+    log Z(double) - log Z  =  sum_k  log E[exp(W_double + A)] - log E[exp(W)]
+    exp(A)  =  Q_double(end | start) bridge(middle | start, end)  /  Q(middle | start) Q(end | middle)
+
+An error of first order in the size of a step is as large as this difference. Each pair of steps is compared alone, from
+the particles that are weighted to its start, so that errors do not grow with the number of steps. `A` is there because
+paths were made by two steps: without it, the difference of the proposals would be taken for one of log Z. An error of
+the measured variance acts like a step that is too large, and is part of it.
+
+Paths down and paths up have errors of their own, often of opposite sign, and Bennett's estimate that of their mean.
+Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from crepe_diffusion.devices import home, real
+from crepe_diffusion.diagnostics.estimates import Estimate
+from crepe_diffusion.diagnostics.starting import by_eve
+from crepe_diffusion.evaluate import Evaluator
+from crepe_diffusion.processes import Evaluation
+
+__all__ = ["Doubling"]
+
+Point = tuple[Tensor, Evaluation]
+"""States with what is known of them."""
+
+
+class Doubling:
+    """The comparison for both directions: `add` every pair of steps, then read `estimates`."""
+
+    def __init__(self, evaluate: Evaluator, n: int):
+        self.evaluate, self.n = evaluate, n
+        process = evaluate.process
+        event = torch.Size(evaluate.target.models[0].event_shape)
+        # Tokens that change one by one have an exact ratio, whatever the step; so have known densities.
+        self.exact = process.log_probs is not None or (process.is_discrete and not process.multiplies(event))
+        self._value = {-1: 0.0, 1: 0.0}
+        self._change = {d: torch.zeros(n, dtype=torch.float64) for d in (-1, 1)}
+
+    def add(self, points: tuple[Point, Point, Point], log_w: Tensor, eve: Tensor, k: int, direction: int) -> None:
+        """Particles at the times k, k + direction and k + 2 direction, with weights and Eves of the first."""
+        times = [self.evaluate.times[k + i * direction].expand(self.n) for i in range(3)]
+        (w_1, q_1), (w_2, q_2), (w, q) = (
+            self._ratios(*points[a], times[a], *points[b], times[b], direction) for a, b in ((0, 1), (1, 2), (0, 2))
+        )
+        reward = points[2][1].reward - points[0][1].reward
+        fine, double = reward - direction * (w_1 + w_2), reward - direction * w
+        fine, double, a = home(fine, double, q - q_1 - q_2)
+        counts = log_w > -torch.inf
+        m = (log_w + fine)[counts & fine.isfinite()].logsumexp(0)
+        # E[exp(A)] = 1 is known: subtracting it takes most of the noise away.
+        gain = a.exp() * ((double - m).exp() - 1) - ((fine - m).exp() - 1)
+        gain = gain.where(counts & gain.isfinite(), 0.0)
+        weight = log_w.exp()
+        mean = weight @ gain
+        # On the way up particles lose what they gain on the way down.
+        self._value[direction] -= direction * float(mean)
+        self._change[direction] -= direction * by_eve(weight * (gain - mean), eve)
+
+    def _ratios(
+        self, x: Tensor, at_x: Evaluation, t_x: Tensor, y: Tensor, at_y: Evaluation, t_y: Tensor, direction: int
+    ) -> tuple[Tensor, Tensor]:
+        """`sum_j c_j L_j - L_Q` of a step from x to y, and the log of its kernel over that of the noising step."""
+        process, coefficients = self.evaluate.process, self.evaluate.coefficients
+        low, high = ((y, at_y, t_y), (x, at_x, t_x))[::-direction]
+        c = torch.tensor(coefficients.target, dtype=real(x.device), device=x.device)
+
+        def ratios(at_low: Evaluation) -> tuple[Tensor, Tensor]:
+            return process.log_ratios(low[0], high[0], at_low, high[1], low[2], high[2], coefficients)
+
+        models, proposal = ratios(low[1])
+        # Without a drift on its way up the proposal noises as the models do.
+        down = ratios(replace(low[1], drift=torch.zeros_like(low[1].drift)))[1] if coefficients.k_up else proposal
+        return c @ models - proposal, down if direction < 0 else down - proposal
+
+    def estimates(self, dof: float) -> dict[str, Estimate]:
+        """How much too large log Z is, by the direction of the paths it is estimated from."""
+        down, up = (
+            Estimate(self._value[d], float(self._change[d].norm()), dof if self._value[d] else float("inf"))
+            for d in (-1, 1)
+        )
+        both = (self._change[-1] + self._change[1]).norm() / 2
+        return {"down": down, "up": up, "bar": Estimate((down.value + up.value) / 2, float(both), down.dof)}
