@@ -14,6 +14,7 @@ from crepe_diffusion.diagnostics import Estimate, RunData
 from crepe_diffusion.diagnostics.estimates import tours
 from crepe_diffusion.diagnostics.starting import METHODS, StartingPass
 from crepe_diffusion.errors import InputError, StoppedError
+from crepe_diffusion.samplers.discretisation import Doubling
 from crepe_diffusion.samplers.setup import part
 
 DIM, STEPS = 4, 32
@@ -177,15 +178,47 @@ def test_the_plan_cuts_the_same_steps(large):
         assert (plan.ladder.times == LADDER.times).all()
 
 
-def test_the_size_of_steps_is_seen_where_it_matters():
-    """It falls with the size of the steps."""
+def check_the_size_of_steps(process: cd.processes.Gaussian, doubling: type[Doubling] = Doubling) -> None:
+    """What is predicted from 32 steps is what 16 of them change, for paths down, paths up and both.
 
-    def size(n_steps: int) -> float:
-        steps = cd.ladder.karras(n_steps + 1, 0.02, 10.0)
-        found = [cd.pilot(TARGET, steps, n=256, seed=s, fit_samples=512).discretisation["bar"] for s in range(3)]
-        return sum(e.value for e in found) / len(found)
+    A first order is right to a factor of two; here it is known to a tenth of itself.
+    """
+    fine = cd.pilot(TARGET, LADDER, n=4096, seed=1, process=process)
+    coarse = cd.pilot(TARGET, LADDER.times[::2], n=4096, seed=2, process=process)
+    for method in METHODS:
+        found, (a, b) = fine.discretisation[method], (coarse.log_z(method), fine.log_z(method))
+        error = math.hypot(a.error, b.error, found.error)
+        assert abs(a.value - b.value - found.value) < 3 * error + 0.5 * abs(a.value - b.value), (method, found)
+    assert fine.discretisation["down"].value > 5 * fine.discretisation["down"].error
 
-    assert abs(size(64)) < abs(size(16)) / 2
+
+def test_the_size_of_steps_is_seen_in_each_direction(monkeypatch):
+    """A variance that fits the data badly makes log Z too large by paths down and too small by paths up."""
+    process = cd.processes.Gaussian(variance=0.6)
+    check_the_size_of_steps(process)
+    ratios = Doubling._ratios
+    monkeypatch.setattr(Doubling, "_ratios", lambda *args: (ratios(*args)[0], torch.zeros(1)))
+    refuted(check_the_size_of_steps, process)  # as if paths had been made by double steps
+
+
+def test_the_error_of_log_z_contains_the_size_of_the_steps():
+    found = cd.pilot(TARGET, LADDER, n=32, process=cd.processes.Gaussian(variance=0.6))
+    size = found.discretisation
+    chains = cd.ReplicaExchange(TARGET, pilot=found, n_chains=4).sample(20)
+    assert chains.log_z.error == pytest.approx(math.hypot(chains.diagnostics.log_z().error, size["bar"].value))
+    assert replace(chains, started_from=None).log_z == chains.diagnostics.log_z()
+    smc = cd.SMC(TARGET, pilot=found, n_particles=8, n_batches=16)
+    out, again = smc.sample(), cd.SMC(TARGET, LADDER, n_particles=8, n_batches=16, start=smc.snapshot())
+    alone = replace(out, discretisation=None).log_z
+    assert out.log_z.error == pytest.approx(math.hypot(alone.error, size["down"].value))
+    assert out.log_z.value == alone.value
+    assert again.discretisation == size["down"]
+    # Other steps, or other weights, have an error that this pilot has not measured.
+    assert cd.SMC(TARGET, cd.ladder.karras(9, 0.02, 10.0), pilot=found).discretisation is None
+    assert cd.SMC(TARGET, pilot=found, weight=cd.FeynmanKac()).discretisation is None
+    assert any("size of the steps" in r for r in replace(out, discretisation=Estimate(1.0, 0.1)).verdict().reasons)
+    with pytest.raises(InputError, match="or a pilot"):
+        cd.SMC(TARGET)
 
 
 def test_what_does_not_fit_is_refused(small):

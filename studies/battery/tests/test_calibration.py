@@ -50,3 +50,22 @@ def test_a_name_that_is_not_there_is_refused():
     assert calibration.chosen("held out 3: posterior").hard
     with pytest.raises(cd.InputError, match="no problem 'nowhere'"):
         calibration.chosen("nowhere")
+
+
+@pytest.mark.parametrize(("method", "rows"), [("replica exchange", 8000), ("SMC", 3000)])
+def test_a_small_calibration(method, rows, tmp_path: Path):
+    """Intervals of runs that are judged OK hold the truth; with half of their width they would not."""
+    found = run_job(Job("masked tokens 4x3 mild w=2 w'=2", method, rows, 1, 16), tmp_path)
+    ok = [r for r in found if r["verdict"] == "ok"]
+    assert len(ok) >= 12
+
+    def coverage(width: float) -> float:
+        estimates = [m for r in ok for m in (*r["means"].values(), r["log_z"])]
+        hits = [abs(m["value"] - m["truth"]) <= width * interval(m) for m in estimates]
+        return sum(hits) / len(hits)
+
+    def interval(m: dict[str, float]) -> float:
+        return cd.Estimate(0.0, m["error"], m["dof"]).interval()[1]
+
+    assert coverage(1.0) >= 0.88
+    assert coverage(0.5) < 0.88
