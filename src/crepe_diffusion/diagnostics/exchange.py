@@ -21,6 +21,8 @@ from crepe_diffusion.errors import InputError
 
 # A jackknife needs a few groups, and gains nothing from more than this many.
 LEAST_ENTRIES, MOST_GROUPS = 4, 32
+# Works within a chain are correlated for a few trips, on few levels for more of them.
+PIECE_TRIPS = 10
 
 __all__ = ["Diagnostics", "RoundTrips", "accept_probability"]
 
@@ -208,7 +210,7 @@ class Diagnostics:
     def log_z(self, method: str = "bar") -> Estimate:
         """log Z_0 / Z_M by `"down"` (paths down), `"up"` (paths up) or `"bar"` (both, Bennett).
 
-        The error is a jackknife over chains, or over pieces of chains that last for two trips. Reward tilting has
+        The error is a jackknife over chains, or over pieces of chains that last for ten trips. Reward tilting has
         Z_M = 1, so this is log E_p[exp(r)].
         """
         estimators = {"down": _down, "up": _up, "bar": _bar}
@@ -234,11 +236,11 @@ class Diagnostics:
     def _groups(self, works: Tensor) -> list[Tensor]:
         """Works (entries, chains, pairs) in nearly independent groups (paths, pairs), for a jackknife.
 
-        Works within a chain are correlated over the time of a trip, so a group is a chain, or a piece of one that
-        lasts for two trips, or several chains where there are many. There are at least four groups.
+        Works within a chain are correlated over the time of several trips, so a group is a chain, or a piece of one
+        that lasts for ten trips, or several chains where there are many. There are at least four groups.
         """
         chains = works.shape[1]
-        pieces = min(int(self.n_iterations / (2 * self.trip())), MOST_GROUPS // chains)
+        pieces = min(int(self.n_iterations / (PIECE_TRIPS * self.trip())), MOST_GROUPS // chains)
         pieces = max(pieces, -(-LEAST_ENTRIES // chains), 1)
         parts = [
             part.flatten(0, 1)
