@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import crepe_diffusion as cd
+from checks import refuted
 from crepe_diffusion import ess, ladder, rhat
 from crepe_diffusion.diagnostics import Diagnostics
 from crepe_diffusion.diagnostics.data import RunData
@@ -281,6 +282,42 @@ def test_images_are_shown_first_and_other_samples_last(tmp_path):
     pixels, plane = text((1, 4, 4)), text((2,))
     assert pixels.index("<h2>Samples") < pixels.index("<h2>Cost")
     assert plane.index("<h2>Samples") > plane.index("<h2>Cost")
+
+
+def test_draws_are_decoded_to_texts_and_images(tmp_path):
+    model = cd.models.from_masked_lm(
+        lambda ids: torch.zeros(*ids.shape, 4),
+        mask_id=1,
+        prompt=[0, 1],
+        forbidden=[0],
+        vocab_size=4,
+        decode=lambda batch: [" ".join(["one", "mask", "cat", "dog"][v] for v in ids) for ids in batch],
+    )
+    out = cd.ReplicaExchange(model, cd.ladder.linear(3), n_chains=2).sample(20)
+    assert set(model.decode(out.x)) == {"one cat", "one dog"}
+    data = RunData.of(out)
+
+    def named(**options):
+        text = write_report(data, tmp_path / "report.html", **options).read_text("utf-8")
+        assert "one cat" in text
+        assert "one dog" in text
+
+    named(decode=model.decode)
+    refuted(named)
+    for bad in (lambda x: "one cat", lambda x: ["one cat"], lambda x: x):
+        with pytest.raises(cd.InputError, match="one text per draw"):
+            write_report(data, tmp_path / "report.html", decode=bad)
+    flat = cd.models.GaussianMixture([1.0], [[0.0] * 4], [1.0])
+    data = RunData.of(cd.ReplicaExchange(flat, cd.ladder.karras(3, 0.1, 5.0), n_chains=2, fit_samples=8).sample(4))
+    shapes = []
+
+    def decode(z):
+        shapes.append(tuple(z.shape))
+        return z.reshape(-1, 1, 2, 2).repeat(1, 3, 4, 4).double()
+
+    text = write_report(data, tmp_path / "report.html", decode=decode).read_text("utf-8")
+    assert shapes == [(8, 4)]
+    assert text.index("<h2>Samples") < text.index("<h2>Communication")  # images come first
 
 
 def test_tokens_are_text(tmp_path):

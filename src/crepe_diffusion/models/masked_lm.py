@@ -49,6 +49,7 @@ def from_masked_lm(
     hidden: Tensor | None = None,
     pad_id: int | None = None,
     vocab_size: int | None = None,
+    decode: Any = None,
 ) -> LanguageModel:
     """A masked language model of Hugging Face, or any function from ids (rows, length) to logits (rows, length, V).
 
@@ -59,7 +60,8 @@ def from_masked_lm(
     - `hidden`: frozen positions that the network sees as masks, (length,). `model.hiding()` hides all of the prompt:
       `cd.guided(model, model.hiding(), scale)` is guidance by the prompt, in one call of the network;
     - `pad_id`: the network gets an `attention_mask` that leaves this token out;
-    - `vocab_size`: the last axis of the logits, where `network.config.vocab_size` does not tell.
+    - `vocab_size`: the last axis of the logits, where `network.config.vocab_size` does not tell;
+    - `decode`: the tokenizer, or a function from lists of ids to texts, for `model.decode(out.x)`.
 
     The law is that of revealing tokens in random order. BERT, RoBERTa and ESM were trained with about 15 % of the
     tokens masked, and are used far from it where nearly all are. ESM with `token_dropout` multiplies all embeddings by
@@ -75,4 +77,4 @@ def from_masked_lm(
     def weights(size: int, never: tuple[int, ...]) -> TokenWeights:
         return MaskedLogits(network, mask_id, size, never, pad_id)
 
-    return language_model(weights, network, mask_id, prompt, length, forbidden, hidden, vocab_size)
+    return language_model(weights, network, mask_id, prompt, length, forbidden, hidden, vocab_size, decode)

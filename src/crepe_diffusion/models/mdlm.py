@@ -42,6 +42,7 @@ def from_mdlm(
     forbidden: Iterable[int] = (),
     hidden: Tensor | None = None,
     vocab_size: int | None = None,
+    decode: Any = None,
 ) -> LanguageModel:
     """A network `f(ids, sigma)` of logits or log-probabilities (rows, length, V), the mask included.
 
@@ -61,4 +62,4 @@ def from_mdlm(
     def weights(size: int, never: tuple[int, ...]) -> TokenWeights:
         return TimedLogits(network, mask_id, size, never, time_conditioning=time_conditioning)
 
-    return language_model(weights, network, mask_id, prompt, length, forbidden, hidden, vocab_size)
+    return language_model(weights, network, mask_id, prompt, length, forbidden, hidden, vocab_size, decode)

@@ -45,6 +45,7 @@ def from_sedd(
     forbidden: Iterable[int] = (),
     hidden: Tensor | None = None,
     vocab_size: int | None = None,
+    decode: Any = None,
 ) -> LanguageModel:
     """A network `f(ids, sigmabar)` of log concrete scores (rows, length, V), the mask included, as in SEDD-absorb.
 
@@ -63,4 +64,4 @@ def from_sedd(
     def weights(size: int, never: tuple[int, ...]) -> TokenWeights:
         return ConcreteScores(network, mask_id, size, never)
 
-    return language_model(weights, network, mask_id, prompt, length, forbidden, hidden, vocab_size)
+    return language_model(weights, network, mask_id, prompt, length, forbidden, hidden, vocab_size, decode)

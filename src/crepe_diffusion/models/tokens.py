@@ -77,6 +77,10 @@ class TokenWeights(ABC):
         return log_w.index_fill(-1, never, -torch.inf)
 
 
+Texts = Callable[[list[list[int]]], Sequence[str]]
+"""From the ids of several texts to these texts."""
+
+
 class LanguageModel(TokenModel):
     """A `TokenModel` of a network with its own ids: what `from_masked_lm`, `from_sedd` and `from_mdlm` return.
 
@@ -86,7 +90,8 @@ class LanguageModel(TokenModel):
 
     function: TokenWeights
 
-    def __init__(self, weights: TokenWeights, prompt: Tensor, hidden: Tensor):
+    def __init__(self, weights: TokenWeights, prompt: Tensor, hidden: Tensor, texts: Texts | None = None):
+        self._texts = texts
         weights.check_visible((prompt >= 0) & ~hidden)
         super().__init__(
             weights,
@@ -111,7 +116,13 @@ class LanguageModel(TokenModel):
         prompt = self.process().prompt  # type: ignore[attr-defined]
         if prompt is None:
             raise InputError("there is no prompt to hide: give prompt= to the adapter")
-        return LanguageModel(self.function, prompt, check_hidden(positions, prompt))
+        return LanguageModel(self.function, prompt, check_hidden(positions, prompt), self._texts)
+
+    def decode(self, x: Tensor) -> list[str]:
+        """States (rows, length) as texts, by the tokenizer that was given to the adapter."""
+        if self._texts is None:
+            raise InputError("there is no tokenizer: give decode=tokenizer to the adapter")
+        return list(self._texts(x.tolist()))
 
 
 def language_model(
@@ -123,6 +134,7 @@ def language_model(
     forbidden: Iterable[int],
     hidden: Tensor | None,
     vocab_size: int | None,
+    decode: Any,
 ) -> LanguageModel:
     """What all adapters do: check their input, then `make` the weights from the vocabulary's size and the forbidden."""
     if not callable(network):
@@ -130,7 +142,10 @@ def language_model(
     weights = make(*check_vocabulary(network, vocab_size, mask_id, forbidden))
     event = event_of(prompt, length, mask_id)
     unseen = torch.zeros_like(event, dtype=torch.bool) if hidden is None else check_hidden(hidden, event)
-    return LanguageModel(weights, event, unseen)
+    texts = getattr(decode, "batch_decode", decode)
+    if texts is not None and not callable(texts):
+        raise InputError(f"decode must be a tokenizer, or a function from lists of ids to texts, got {decode!r}")
+    return LanguageModel(weights, event, unseen, texts)
 
 
 def check_hidden(hidden: Tensor | None, prompt: Tensor) -> Tensor:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from crepe_diffusion.diagnostics import Estimate
 from crepe_diffusion.diagnostics.data import RunData
@@ -29,10 +31,19 @@ __all__ = ["write_comparison", "write_report"]
 # More scalars than this are in the table, but have no figure of their own: a page is to be read.
 MAX_SCALAR_FIGURES = 6
 MAX_TEXTS = 12
+MAX_IMAGES = 24
+"""Draws that are decoded for a page."""
 
 
-def write_report(data: RunData, path: str | Path) -> Path:
-    """One HTML file that needs nothing else; its figures are also beside it in `figures/`."""
+Decode = Callable[[Tensor], Tensor | Sequence[str]]
+"""From draws (n, *event) to what a person looks at: n images (n, channels, height, width), or n texts."""
+
+
+def write_report(data: RunData, path: str | Path, *, decode: Decode | None = None) -> Path:
+    """One HTML file that needs nothing else; its figures are also beside it in `figures/`.
+
+    `decode` makes images or texts of the draws that are shown, such as `model.decode` of a checkpoint.
+    """
     path = _page_path(path, "report.html")
     e = Evidence(data)
     shown: list[figures.Picture | None] = []
@@ -41,8 +52,10 @@ def write_report(data: RunData, path: str | Path) -> Path:
         shown.extend(pictures)
         return page.figures(pictures)
 
-    picture = figures.samples(_judged_or_all(e))
-    samples = _samples(e, draw(picture))
+    shown_draws = _judged_or_all(e)
+    texts = decode is not None and not np.issubdtype(shown_draws.dtype, np.floating)
+    picture = figures.samples(shown_draws if decode is None or texts else _decoded_images(shown_draws, decode))
+    samples = _samples(e, draw(picture), decode if texts else None)
     # Images are looked at first, whatever the numbers say; of other events the numbers come first.
     first, last = (samples, Html("")) if picture is not None and picture.photo else (Html(""), samples)
     subtitle = f"{data.status}; {len(data.x):,} draws of {data.x.shape[1]} chains, {len(data.levels)} levels"
@@ -188,14 +201,35 @@ def _judged_or_all(e: Evidence) -> np.ndarray:
     return e.data.x[e.judged] if e.n_draws else e.data.x
 
 
-def _samples(e: Evidence, pictures: Html) -> Html:
+def _decoded_images(x: np.ndarray, decode: Decode) -> np.ndarray:
+    """Some of the draws as images, (n, 1, channels, height, width)."""
+    flat = x.reshape(-1, *x.shape[2:])
+    chosen = flat[np.linspace(0, len(flat) - 1, min(len(flat), MAX_IMAGES)).round().astype(int)]
+    images = decode(torch.from_numpy(np.ascontiguousarray(chosen)))
+    if not isinstance(images, Tensor) or len(images) != len(chosen):
+        raise InputError(f"decode must return one image per draw, (n, channels, height, width), got {type(images)!r}")
+    return images.detach().to(torch.float32).numpy(force=True)[:, None]
+
+
+def _texts(tokens: np.ndarray, decode: Decode | None) -> list[str]:
+    """Tokens (n, length) as texts, or as their ids."""
+    if decode is None or not len(tokens):
+        return [" ".join(map(str, row)) for row in tokens.reshape(len(tokens), -1).tolist()]
+    texts = decode(torch.from_numpy(np.ascontiguousarray(tokens)))
+    if isinstance(texts, (str, Tensor)) or len(texts) != len(tokens) or not all(isinstance(t, str) for t in texts):
+        raise InputError(f"decode must return one text per draw of tokens, got {texts!r} for {len(tokens)} draws")
+    return list(texts)
+
+
+def _samples(e: Evidence, pictures: Html, decode: Decode | None) -> Html:
     x = _judged_or_all(e)
     if pictures or not x.size or np.issubdtype(x.dtype, np.floating):
         return section("Samples", pictures or ("None of them is finite." if x.size else "None yet."))
     flat = x.reshape(-1, math.prod(x.shape[2:]))
-    common = Counter(map(tuple, flat.tolist())).most_common(MAX_TEXTS)
-    rows = [(" ".join(map(str, tokens)), percent(n / len(flat))) for tokens, n in common if n > 1]
-    last = [(" ".join(map(str, tokens)), "") for tokens in flat[-MAX_TEXTS:].tolist()]
+    common = [(tokens, n) for tokens, n in Counter(map(tuple, flat.tolist())).most_common(MAX_TEXTS) if n > 1]
+    frequent = _texts(np.array([tokens for tokens, _ in common]).reshape(-1, *x.shape[2:]), decode)
+    rows = [(text, percent(n / len(flat))) for text, (_, n) in zip(frequent, common, strict=True)]
+    last = [(text, "") for text in _texts(flat[-MAX_TEXTS:].reshape(-1, *x.shape[2:]), decode)]
     return section(
         "Samples",
         table(("most frequent", "share"), rows, "frequent") if rows else "",
