@@ -308,7 +308,7 @@ def test_draws_are_decoded_to_texts_and_images(tmp_path):
         with pytest.raises(cd.InputError, match="one text per draw"):
             write_report(data, tmp_path / "report.html", decode=bad)
     flat = cd.models.GaussianMixture([1.0], [[0.0] * 4], [1.0])
-    data = RunData.of(cd.ReplicaExchange(flat, cd.ladder.karras(3, 0.1, 5.0), n_chains=2, fit_samples=8).sample(4))
+    data = RunData.of(cd.ReplicaExchange(flat, cd.ladder.karras(3, 0.1, 5.0), n_chains=2, fit_samples=16).sample(4))
     shapes = []
 
     def decode(z):

@@ -57,7 +57,7 @@ def from_masked_lm(
     - `prompt`: the ids of one text, with the mask wherever a token is to be drawn. All else is frozen. Without a prompt
       give the `length`;
     - `forbidden`: ids that must never appear, such as `tokenizer.all_special_ids`; they may be part of the prompt;
-    - `hidden`: frozen positions that the network sees as masks, (length,). `model.hiding()` hides all of the prompt:
+    - `hidden`: frozen positions that the network sees as masks, (length,). `model.hiding()` hides the prompt's words:
       `cd.guided(model, model.hiding(), scale)` is guidance by the prompt, in one call of the network;
     - `pad_id`: the network gets an `attention_mask` that leaves this token out;
     - `vocab_size`: the last axis of the logits, where `network.config.vocab_size` does not tell;

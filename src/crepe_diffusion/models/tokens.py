@@ -102,6 +102,12 @@ class LanguageModel(TokenModel):
             condition=hidden,
         )
 
+    def noise(self, n: int = 1) -> Tensor:
+        """States (n, length) with a mask wherever a token may be drawn."""
+        prompt = self.process().prompt  # type: ignore[attr-defined]
+        blank = torch.full((n, *self.event_shape), self.function.mask_id)
+        return blank if prompt is None else blank.where(prompt < 0, prompt)
+
     def mass(self, x: Tensor, t: Tensor | float) -> Tensor:
         """What the network gives to all tokens that may appear, (rows, length); it matters at masked positions.
 
@@ -112,10 +118,15 @@ class LanguageModel(TokenModel):
             return self.function.log_mass(x, t, self.condition.to(x.device).expand(x.shape)).exp()  # type: ignore[union-attr]
 
     def hiding(self, positions: Tensor | None = None) -> LanguageModel:
-        """The same model with these frozen positions hidden, (length,) of booleans; all of the prompt by default."""
+        """The same model with these frozen positions hidden, (length,) of booleans.
+
+        By default the prompt without its forbidden tokens, which mark beginnings and ends and say nothing.
+        """
         prompt = self.process().prompt  # type: ignore[attr-defined]
         if prompt is None:
             raise InputError("there is no prompt to hide: give prompt= to the adapter")
+        if positions is None:
+            positions = (prompt >= 0) & ~torch.isin(prompt, torch.tensor(self.function.forbidden, dtype=prompt.dtype))
         return LanguageModel(self.function, prompt, check_hidden(positions, prompt), self._texts)
 
     def decode(self, x: Tensor) -> list[str]:
@@ -148,12 +159,9 @@ def language_model(
     return LanguageModel(weights, event, unseen, texts)
 
 
-def check_hidden(hidden: Tensor | None, prompt: Tensor) -> Tensor:
-    frozen = prompt >= 0
-    if hidden is None:
-        return frozen
+def check_hidden(hidden: Tensor, prompt: Tensor) -> Tensor:
     hidden = torch.as_tensor(hidden, dtype=torch.bool)
-    if hidden.shape != prompt.shape or bool((hidden & ~frozen).any()):
+    if hidden.shape != prompt.shape or bool((hidden & (prompt < 0)).any()):
         raise InputError(f"hidden positions are frozen ones, as booleans of shape {tuple(prompt.shape)}")
     return hidden
 

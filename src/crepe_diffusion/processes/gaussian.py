@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -56,12 +57,20 @@ class GaussianProcess(Process):
       than coordinates restrict the process to their span. An event of several times n entries is cut into pieces of n
       that each use it.
     - `zero_mean`: an axis of the event (0-based) whose mean is always zero, such as the atoms of a molecule.
+    - `mask`: booleans of the shape of the event, False where an event is padded. These entries are zero always, are not
+      drawn and not counted, whatever the models say of them.
     """
 
     basis: Tensor | None = None
     zero_mean: int | None = None
+    mask: Tensor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        if self.mask is not None:
+            if self.mask.dtype != torch.bool or not bool(self.mask.any()):
+                raise InputError(f"mask must hold booleans, True for what is no padding, got {self.mask!r}")
+            if self.basis is not None:
+                raise InputError("give either basis or mask: rows of a basis that are zero on the padding do the same")
         if self.basis is None:
             return
         b = self.basis
@@ -79,6 +88,8 @@ class GaussianProcess(Process):
             raise InputError(
                 f"an event {tuple(event)} of {n} entries cannot be cut into pieces of {self.basis.shape[1]}"
             )
+        if self.mask is not None and self.mask.shape != event:
+            raise InputError(f"mask needs the shape of the event {tuple(event)}, got {tuple(self.mask.shape)}")
 
     def check_times(self, times: Tensor) -> None:
         if float(times[0]) <= 0:
@@ -88,24 +99,49 @@ class GaussianProcess(Process):
 
     def project(self, z: Tensor) -> Tensor:
         """The part of z inside the subspace on which the process lives."""
+        if self.mask is not None:
+            z = z.where(resident(self.mask, z.device), 0.0)
         if self.zero_mean is not None:
-            return z - z.mean(dim=self.zero_mean + 1, keepdim=True)
+            return self._centred(z, self.zero_mean + 1)
         if self.basis is not None and self.basis.shape[0] < self.basis.shape[1]:
             return self.embed(self._in(z), z)
         return z
 
+    def _centred(self, z: Tensor, axis: int) -> Tensor:
+        """Without the mean along this axis, of what is no padding."""
+        if self.mask is None:
+            return z - z.mean(dim=axis, keepdim=True)
+        real_ones = resident(self.mask, z.device, z.dtype)
+        return z - real_ones * (z.sum(axis, keepdim=True) / real_ones.sum(axis - 1, keepdim=True).clamp(min=1))
+
     def dimension(self, event: torch.Size) -> int:
         """How many coordinates are free."""
+        n = self.n_coordinates(event)
+        if self.zero_mean is None:
+            return n
+        mask = torch.ones(event, dtype=torch.bool) if self.mask is None else self.mask
+        return n - int(mask.any(self.zero_mean).sum())
+
+    def n_coordinates(self, event: torch.Size) -> int:
+        """How many coordinates a state has: in the basis, or those of the event that are no padding."""
+        if self.mask is not None:
+            return int(self.mask.sum())
         n = math.prod(event)
-        if self.zero_mean is not None:
-            return n - n // event[self.zero_mean]
         return n if self.basis is None else n // self.basis.shape[1] * len(self.basis)
 
     def coordinates(self, z: Tensor) -> Tensor:
         """The coordinates of `project(z)`, (rows, coordinates): in the basis, or else the flattened event."""
         return self._in(self.project(z))
 
+    @cached_property
+    def _places(self) -> Tensor:
+        """Where the flattened event is no padding."""
+        assert self.mask is not None
+        return self.mask.flatten().nonzero()[:, 0]
+
     def _in(self, z: Tensor) -> Tensor:
+        if self.mask is not None:
+            return z.flatten(1).index_select(1, resident(self._places, z.device))
         if self.basis is None:
             return z.flatten(1)
         basis = resident(self.basis, z.device, z.dtype)
@@ -113,6 +149,9 @@ class GaussianProcess(Process):
 
     def embed(self, flat: Tensor, like: Tensor) -> Tensor:
         """The states with these coordinates, of the shape of `like`."""
+        if self.mask is not None:
+            flat_event = torch.zeros(len(flat), self.mask.numel(), dtype=flat.dtype, device=flat.device)
+            return flat_event.index_copy_(1, resident(self._places, flat.device), flat).reshape(like.shape)
         if self.basis is None:
             return flat.reshape(like.shape)
         basis = resident(self.basis, flat.device, flat.dtype)
@@ -121,7 +160,7 @@ class GaussianProcess(Process):
     def scaled_noise(self, stream: Stream, like: Tensor, variance: Tensor | Spectrum, first_row: int = 0) -> Tensor:
         """Centred noise inside the subspace; its variance is (rows, 1), (rows, coordinates) or a matrix per row."""
         spectrum = variance if isinstance(variance, Spectrum) else Spectrum(variance)
-        n = math.prod(like.shape[1:]) if self.basis is None else self.dimension(like.shape[1:])
+        n = self.n_coordinates(like.shape[1:])
         z = stream.normal((len(like), n), first_row=first_row, dtype=like.dtype, device=like.device)
         z = self.embed(spectrum.out_of(z.mul_(spectrum.values.sqrt().to(like.dtype))), like)
         return self.project(z) if self.zero_mean is not None else z
@@ -218,7 +257,7 @@ class GaussianProcess(Process):
         mixed = predictions[0] * (coefficients.target[0] / coefficients.total)
         for c, prediction in zip(coefficients.target[1:], predictions[1:], strict=True):
             mixed = mixed + prediction * (c / coefficients.total)
-        return mixed
+        return mixed if self.mask is None else mixed.where(resident(self.mask, mixed.device), 0.0)
 
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """`N(mu, 1 / sum_j c_j I_j)`, which is `N(0, t^2 / C)` where the models' scale is not known."""
@@ -242,7 +281,9 @@ class GaussianProcess(Process):
 
     def repeated(self: G, n: int) -> G:
         one = super().repeated(n)
-        return one if self.zero_mean is None else replace(one, zero_mean=self.zero_mean + 1)
+        axis = None if self.zero_mean is None else self.zero_mean + 1
+        mask = None if self.mask is None else self.mask.expand(n, *self.mask.shape).clone()
+        return one if axis is None and mask is None else replace(one, zero_mean=axis, mask=mask)
 
 
 def _quadratic(z: Tensor, variance: Tensor) -> Tensor:
@@ -338,14 +379,18 @@ class Gaussian(GaussianProcess):
         """`E Var[x_0 | x_t]` of each coordinate under the first model, `t^2 (1 - t^2 I_t)`, (times, *event)."""
         a = self._of(0, t)
         v = (t * t)[:, None] * (1 - a.values).clamp(0, 1)
-        v = v.expand(-1, self.dimension(torch.Size(event)) if self.zero_mean is None else math.prod(event))
+        v = v.expand(-1, self.n_coordinates(torch.Size(event)))
         if a.vectors is not None:
             axes = a.vectors.mT if self.basis is None else a.vectors.mT @ self.basis.to(a.vectors)
             v = a.turned(v, axes.square())
         elif self.basis is not None:
             v = (v.reshape(-1, len(self.basis)) @ self.basis.to(v).square()).reshape(len(t), -1)
+        if self.mask is not None:
+            v = self.embed(v, v.new_empty(len(t), *event))
         if self.zero_mean is not None:
-            v = v * (1 - 1 / event[self.zero_mean])
+            mask = torch.ones(event, dtype=torch.bool) if self.mask is None else self.mask
+            n_atoms = mask.sum(self.zero_mean, keepdim=True).clamp(min=1).to(v)
+            v = v.reshape(len(t), *event) * (1 - 1 / n_atoms)
         return v.reshape(len(t), *event)
 
     def noising_variance(self, s: Tensor, t: Tensor) -> Tensor:
