@@ -106,7 +106,7 @@ class LanguageModel(TokenModel):
         """States (n, length) with a mask wherever a token may be drawn."""
         prompt = self.process().prompt  # type: ignore[attr-defined]
         blank = torch.full((n, *self.event_shape), self.function.mask_id)
-        return blank if prompt is None else blank.where(prompt < 0, prompt)
+        return (blank if prompt is None else blank.where(prompt < 0, prompt)).to(self.device)
 
     def mass(self, x: Tensor, t: Tensor | float) -> Tensor:
         """What the network gives to all tokens that may appear, (rows, length); it matters at masked positions.
