@@ -240,8 +240,11 @@ def test_rewards_and_gradients_are_counted_where_they_are_used(guidance):
     chain.step()
     counts, rows = chain.evaluate.counts, 2 * (M + 1)
     assert counts.rows - before.rows == 3 * rows
-    # A black-box reward is asked only at the ends of a walk, a guiding one at every sub-step.
-    assert counts.rewards - before.rewards == seen["rows"] == (rows if guidance == "none" else 3 * rows)
+    # A black-box reward is called only at the ends of a walk and at the three lower levels, where it matters, a guiding
+    # one at every sub-step.
+    called = chain.target.rewards[0].called_at(chain.ladder)
+    assert called.tolist() == [guidance != "none" or m < 3 for m in range(M + 1)]
+    assert counts.rewards - before.rewards == seen["rows"] == (2 * 3 if guidance == "none" else 3 * rows)
     assert counts.gradient_rows - before.gradient_rows == (3 * rows if guidance == "gradient" else 0)
 
 

@@ -112,7 +112,14 @@ CASES = {
         lambda: chain(tilted(lambda x: x, name="r2")),
         r"'r2' must return one number per row.*\(\d, 2\)",
     ),
-    "a reward that is a list": (lambda: chain(tilted(lambda x: [0.0] * len(x))), "one number per row.* got 'list'"),
+    "a reward that is a list of words": (
+        lambda: chain(tilted(lambda x: ["good"] * len(x))),
+        "one number per row.* got 'list'",
+    ),
+    "a reward of too few numbers": (lambda: chain(tilted(lambda x: [0.0])), r"one number per row.* got shape \(1,\)"),
+    "a decoder that is none": (lambda: tilted(lambda x: x[:, 0], decode=3), "decode must be a function .* got 3"),
+    "a batch of nothing": (lambda: tilted(lambda x: x[:, 0], batch_size=0), "positive number of rows, got 0"),
+    "all of it negligible": (lambda: tilted(lambda x: x[:, 0], negligible=1.0), "negligible must be .* got 1.0"),
     "a denoiser of another dtype": (
         lambda: chain(model(lambda d: d.float())),
         "returned torch.float32 for a state of torch.float64",
@@ -293,7 +300,7 @@ def test_bad_input_is_refused_before_anything_long(name, spent):
 def test_a_reward_that_is_no_number_stops_the_run_at_once_and_names_the_level(sampler, bad, spent):
     target = tilted(lambda x: torch.full((len(x),), bad))
     with pytest.raises(
-        cd.NonFiniteError, match=r"prediction or reward that is NaN or infinite, first at level 5 \(t = 10\)"
+        cd.NonFiniteError, match=r"prediction or reward that is NaN or infinite, first at level 0 \(t = 0.05\)"
     ):
         sampler(target, L)
     assert spent["rows"] <= PROBE

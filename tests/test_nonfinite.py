@@ -258,7 +258,7 @@ def test_smc_kills_particles_outside_and_says_so_when_none_is_left():
     particles = cd.SMC(target, LADDER, process=PROCESS, n_particles=300, n_batches=4, ess_threshold=0.0).sample()
     assert (particles.x[:, 0][particles.weights > 0] > CUT).all()
     assert (particles.log_weights == -math.inf).any()
-    nowhere = GAUSS.tilt(lambda x: torch.full((len(x),), -math.inf), on="state")
+    nowhere = GAUSS.tilt(lambda x: torch.full((len(x),), -math.inf), on="state", negligible=0.0)
     with pytest.raises(cd.NonFiniteError, match="all weights of 4 of 4 batches vanished at level 5"):
         cd.SMC(nowhere, LADDER, process=PROCESS, n_particles=32, n_batches=4).sample()
 

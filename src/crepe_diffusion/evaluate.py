@@ -156,9 +156,10 @@ class Evaluator:
     def _value(self, x: Tensor, t: Tensor, seen: Evaluation, rewards: bool) -> Tensor:
         if not rewards or not self.rewards.blind:
             return torch.zeros(len(x), dtype=self.real, device=x.device)
-        self.counts.rewards += len(x) * len(self.rewards.blind)
         with torch.no_grad():
-            return self.rewards.value(self.rewards.blind, x, t, seen.predictions)
+            value = self.rewards.value(self.rewards.blind, x, t, seen.predictions)
+        self.counts.rewards += self.rewards.taken()
+        return value
 
     def _model_time(self, x: Tensor, t: Tensor) -> Tensor:
         """The time that the models get, inside of what the ladder covers."""
@@ -193,7 +194,7 @@ class Evaluator:
             blind = terms.blind if rewards else []
             if blind:
                 value = value + terms.value(blind, x, t, predictions)
-            self.counts.rewards += n * (len(terms.gradient) + len(terms.free) + len(blind))
+            self.counts.rewards += terms.taken()
             if guidance is not None and self.proposal.clip is not None:
                 norm = t.to(guidance.dtype) * guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from crepe_diffusion.batches import rows_like
+from crepe_diffusion.devices import real
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models.base import Denoiser
 from crepe_diffusion.models.conditions import Condition, structure
@@ -36,9 +37,8 @@ class Network:
     parametrisation: Parametrisation
 
     def denoise(self, y: Tensor, sigma: Tensor, condition: Condition | None = None) -> Tensor:
-        # Coefficients in float64 where the device has it: a training step is found among a thousand close ones.
-        exact = sigma if sigma.device.type == "mps" else sigma.to(torch.float64)
-        c_in, c_skip, c_out, c_noise = self.parametrisation.coefficients(exact)
+        # In float64 where the device has it: a training step is found among a thousand close ones.
+        c_in, c_skip, c_out, c_noise = self.parametrisation.coefficients(sigma.to(real(sigma.device)))
         dtype = self.dtype or y.dtype
         step = c_noise.to(torch.float32) if c_noise.dtype.is_floating_point and dtype != torch.float64 else c_noise
         x = rows_like(c_in.to(y.dtype), y) * y
@@ -50,16 +50,8 @@ class Network:
     @property
     def dtype(self) -> torch.dtype | None:
         """The precision of its weights, None where it has none."""
-        first = self._first()
+        first = next(self.network.parameters(), None) if isinstance(self.network, nn.Module) else None
         return None if first is None else first.dtype
-
-    @property
-    def device(self) -> torch.device:
-        first = self._first()
-        return torch.device("cpu") if first is None else first.device
-
-    def _first(self) -> Tensor | None:
-        return next(self.network.parameters(), None) if isinstance(self.network, nn.Module) else None
 
 
 class Pretrained(Denoiser):
@@ -67,8 +59,7 @@ class Pretrained(Denoiser):
 
     - `ladder(n_levels, substeps)`: a ladder on the checkpoint's own schedule;
     - `given(condition)`: the same network with another condition, such as the empty prompt; both share one batch;
-    - `decode(x)`: states as images with values from 0 to 1, None where the checkpoint does not make images;
-    - `device`: where its weights are.
+    - `decode(x)`: states as images with values from 0 to 1, None where the checkpoint does not make images.
 
     >>> from crepe_diffusion.models import from_velocity
     >>> p = from_velocity(lambda x, t: x / (1 - 2 * t + 2 * t**2).unsqueeze(1) * (2 * t - 1).unsqueeze(1),
@@ -98,10 +89,6 @@ class Pretrained(Denoiser):
     @property
     def network(self) -> Hashable:
         return (self.shared, structure(self.condition))
-
-    @property
-    def device(self) -> torch.device:
-        return self.shared.device
 
     def given(self, condition: Any) -> Pretrained:
         """The same model under another condition."""

@@ -9,10 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from crepe_diffusion.batches import called
+from crepe_diffusion.devices import real
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Coefficients, Process
 from crepe_diffusion.processes.discrete import Discrete
@@ -21,6 +23,9 @@ from crepe_diffusion.schedules import Annealing, Ladder, anneal
 __all__ = ["GUIDANCE", "Reward", "RewardSum"]
 
 GUIDANCE = ("none", "gradient", "jacobian-free")
+NEGLIGIBLE = 0.01
+"""Share of a reward that is left out. The step of the target at the cut is smaller than what the last pair of levels
+makes anyway: a power p on M pairs grows by about p / M there."""
 # Operations whose derivative is zero wherever it exists.
 FLAT = ("Round", "Floor", "Ceil", "Trunc", "Sign")
 
@@ -35,7 +40,13 @@ class Reward:
     - `on`: the input z of the function: `"prediction"` (E[x_0 | x_t]; token probabilities for discrete models),
       `"state"` (x_t itself), or `"mode"` (the most probable tokens);
     - `guidance`: how the proposal uses the gradient: `"none"`, `"gradient"` (through the network) or `"jacobian-free"`
-      (the gradient at the prediction times the mean Jacobian of the network).
+      (the gradient at the prediction times the mean Jacobian of the network);
+    - `decode`: the function gets `decode(z)`, such as the images of latents (`p.decode`);
+    - `batch_size`: the largest number of rows that decode and function get at once;
+    - `negligible`: gamma counts as 0 where it is below this share of its value at level 0, and the function is not
+      called there. By default 0.01 with `guidance="none"`, and 0 with a gradient.
+
+    The function returns a tensor, a NumPy array or a list, one number per row.
 
     >>> ladder = Ladder(torch.tensor([0.1, 1.0, 10.0]))
     >>> fading = Reward(lambda x: x[:, 0], anneal=anneal.of_time(lambda t: 1 / (1 + t)), scale=2.0)
@@ -49,6 +60,9 @@ class Reward:
     on: str = "prediction"
     scale: float = 1.0
     name: str = "reward"
+    decode: Callable[[Tensor], Tensor] | None = None
+    batch_size: int | None = None
+    negligible: float | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -59,10 +73,28 @@ class Reward:
         check_choice("on", self.on, ("prediction", "state", "mode"))
         if not math.isfinite(self.scale):
             raise InputError(f"the scale of a reward must be finite, got {self.scale!r}")
+        if self.decode is not None and not callable(self.decode):
+            raise InputError(f"decode must be a function from states to images, such as p.decode, got {self.decode!r}")
+        if self.batch_size is not None and (not isinstance(self.batch_size, int) or self.batch_size < 1):
+            raise InputError(f"batch_size must be a positive number of rows, got {self.batch_size!r}")
+        if self.negligible is not None and not 0 <= self.negligible < 1:
+            raise InputError(f"negligible must be a share of at least 0 and below 1, got {self.negligible!r}")
 
     def weight(self, t: Tensor, ladder: Ladder) -> Tensor:
-        """`scale * gamma` at each time."""
-        return self.scale * self._gamma(t, ladder)
+        """`scale * gamma` at each time, and exactly 0 where gamma is negligible."""
+        gamma = self._gamma(t, ladder)
+        least = self._least_share * abs(float(self._gamma(ladder.times[:1], ladder)))
+        return self.scale * gamma.where(gamma.abs() >= least, 0.0)
+
+    @property
+    def _least_share(self) -> float:
+        if self.negligible is None:
+            return NEGLIGIBLE if self.guidance == "none" else 0.0
+        return self.negligible
+
+    def called_at(self, ladder: Ladder) -> Tensor:
+        """Whether the function is called at each level."""
+        return (self.weight(ladder.levels, ladder) != 0).expand(ladder.n_levels)
 
     def _gamma(self, t: Tensor, ladder: Ladder) -> Tensor:
         u = t if getattr(self.anneal, "of_time", False) else ladder.progress(t)
@@ -101,6 +133,10 @@ class RewardSum:
                 raise InputError(f"reward {reward.name!r}: on='mode' is for discrete models")
             reward.check_weight(ladder)
             styles[style].append(reward)
+        self.rewards = tuple(rewards)
+        # Rows are picked only for rewards that vanish somewhere: picking waits for the device.
+        self._fading = {r.name for r in rewards if not bool((r.weight(ladder.times, ladder) != 0).all())}
+        self._n_called = 0
         self.blind, self.gradient, self.free = (styles[style] for style in GUIDANCE)
         self.through_networks = any(r.on == "prediction" for r in self.gradient)
         """Whether the networks must be differentiated."""
@@ -124,7 +160,7 @@ class RewardSum:
             )
         with torch.enable_grad():
             r = self.value(self.gradient, x, t, predictions)
-            gradient = torch.autograd.grad(r.sum(), x)[0]
+            gradient = _gradient(r, x)
         return r.detach(), gradient
 
     def jacobian_free(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -135,7 +171,7 @@ class RewardSum:
             with torch.enable_grad():
                 shown = self._shown(reward, x, t, predictions).detach().requires_grad_()
                 r = self._annealed(reward, shown, t)
-                g = torch.autograd.grad(r.sum(), shown)[0]
+                g = _gradient(r, shown)
             value = value + r.detach()
             guidance = guidance + (g if reward.on == "state" else self.process.pull_back(g, t, self.coefficients))
         return value, guidance
@@ -148,9 +184,43 @@ class RewardSum:
             return self.process.mode(x, t, predictions, self.coefficients)
         return self.process.expectation(x, t, predictions, self.coefficients)
 
+    def taken(self) -> int:
+        """How many rows rewards were called with since the last time this was asked."""
+        n, self._n_called = self._n_called, 0
+        return n
+
+    def __str__(self) -> str:
+        """At how many levels each reward is called."""
+        n = [(r.name, int(r.called_at(self.ladder).sum())) for r in self.rewards]
+        return ", ".join(f"reward {name!r} is called at {k} of {self.ladder.n_levels} levels" for name, k in n)
+
     def _annealed(self, reward: Reward, shown: Tensor, t: Tensor) -> Tensor:
+        weight = reward.weight(t, self.ladder).expand(len(shown))
+        if reward.name not in self._fading:
+            return _weighted(weight, self._values(reward, shown))
+        rows = (weight != 0).nonzero()[:, 0]
+        total = torch.zeros(len(shown), dtype=weight.dtype, device=shown.device)
+        if not len(rows):
+            return total
+        return total.index_add(0, rows, _weighted(weight[rows], self._values(reward, shown[rows])))
+
+    def _values(self, reward: Reward, shown: Tensor) -> Tensor:
+        """The reward of each row, by batches of the reward's own size."""
+        self._n_called += len(shown)
+        parts = [self._batch(reward, z) for z in shown.split(reward.batch_size or max(1, len(shown)))]
+        r = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if shown.requires_grad and reward.name not in self.differentiable:
+            if not _depends(r, shown):
+                raise _not_differentiable(reward)
+            self.differentiable.add(reward.name)
+        return r
+
+    def _batch(self, reward: Reward, shown: Tensor) -> Tensor:
+        def function(z: Tensor) -> object:
+            return reward.function(z if reward.decode is None else reward.decode(z))
+
         try:
-            r = called(reward.function, f"reward {reward.name!r}", shown)
+            r = as_values(called(function, f"reward {reward.name!r}", shown), shown)
         except RuntimeError as error:
             if shown.requires_grad and "requires grad" in str(error):  # torch's words for numpy() of such a tensor
                 raise _not_differentiable(reward) from error
@@ -158,13 +228,30 @@ class RewardSum:
         if not isinstance(r, Tensor) or r.shape != (len(shown),):
             got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
             raise InputError(f"reward {reward.name!r} must return one number per row, shape ({len(shown)},); got {got}")
-        if shown.requires_grad and reward.name not in self.differentiable:
-            if not _depends(r, shown):
-                raise _not_differentiable(reward)
-            self.differentiable.add(reward.name)
-        weight, r = reward.weight(t, self.ladder), r.to(t.dtype)
-        # A constraint that is annealed away does not bind: 0 times minus infinity is 0 here.
-        return (weight * r).where((weight != 0) | r.isfinite(), 0.0)
+        return r
+
+
+def as_values(out: object, like: Tensor) -> object:
+    """A tensor on the device of `like` from what a reward may return: a tensor, an array, or a list of numbers."""
+    if isinstance(out, (list, tuple)) and out and all(isinstance(z, Tensor) and z.numel() == 1 for z in out):
+        return torch.stack([z.reshape(()) for z in out]).to(like.device)
+    if isinstance(out, (list, tuple, np.ndarray)):
+        try:
+            return torch.as_tensor(np.asarray(out, dtype=np.float64)).to(real(like.device)).to(like.device)
+        except (TypeError, ValueError):
+            return out
+    return out.to(like.device) if isinstance(out, Tensor) else out
+
+
+def _weighted(weight: Tensor, r: Tensor) -> Tensor:
+    r = r.to(weight.dtype)
+    # A constraint that is annealed away does not bind: 0 times minus infinity is 0 here.
+    return (weight * r).where((weight != 0) | r.isfinite(), 0.0)
+
+
+def _gradient(r: Tensor, x: Tensor) -> Tensor:
+    """Of the sum of r in x; zero where no reward was called."""
+    return torch.autograd.grad(r.sum(), x)[0] if r.requires_grad else torch.zeros_like(x)
 
 
 def _depends(value: Tensor, source: Tensor) -> bool:
