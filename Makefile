@@ -33,7 +33,7 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 
 images: $(READY) ## the study of images from shipped weights: tables, curves, pictures (an hour)
 	$(RUN).images known
-	$(RUN).images trained
+	test ! -e studies/images/weights/mnist-14.safetensors || $(RUN).images trained
 	$(RUN).images page
 
 gallery: $(READY) ## one picture of guided digits and of wishes (two minutes)

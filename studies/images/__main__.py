@@ -68,6 +68,10 @@ def make_gallery(options: argparse.Namespace) -> None:
     print(f"Drew {gallery(model.load_painter(options.weights), options.picture)}")
 
 
+def cost(options: argparse.Namespace) -> None:
+    print(tables.cost_table())
+
+
 def page(options: argparse.Namespace) -> None:
     print("Made", *tables.fill_page(Results(options.out), options.page), sep="\n  ")
 
@@ -102,6 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     sub = command("gallery", make_gallery, "one picture of guidance and wishes")
     sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
     sub.add_argument("--picture", type=Path, default=Path("results/gallery.png"))
+    command("cost", cost, "what the paper's presets cost on one card")
     sub = command("page", page, "fill the tables of the page and draw its figures from the results")
     sub.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args(arguments)

@@ -32,7 +32,7 @@ NETWORKS = {
     28: {"size": 28, "width": 32, "depth": 1, "n_classes": 10},
 }
 SETTINGS = {
-    14: Settings(n_steps=5_000, batch=64, rate=1.5e-3, warm_up=200, noise_mean=-1.0, noise_std=1.3),
+    14: Settings(n_steps=3_000, batch=64, rate=2e-3, warm_up=200, noise_mean=-1.0, noise_std=1.3),
     28: Settings(n_steps=10_000, batch=64, rate=1e-3, warm_up=200, noise_mean=-1.0, noise_std=1.3),
 }
 EVERY = 250

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from studies.images import pictures
+from studies.images import imagenet, pictures
 from studies.images.known import CASES, Case
 from studies.images.wishes import IMPOSSIBLE, WISHES
 from studies.shared.pages import fill, markdown
@@ -148,6 +148,10 @@ def wish_figures(results: Results, images: str) -> list[Path]:
     return made
 
 
+def cost_table() -> str:
+    return markdown(["preset", "task", "rows", "hours", "gigabytes"], imagenet.cost_table())
+
+
 def save(figure: Any, name: str) -> Path:
     FIGURES.mkdir(exist_ok=True)
     figure.savefig(FIGURES / name, dpi=110)
@@ -158,15 +162,14 @@ def fill_page(results: Results, page: Path) -> list[Path]:
     """Fill what the results allow, and leave the rest of the page as it is."""
     guided = [c for c in CASES if c.kind == "guided" and c.size == 14]
     others = [c for c in CASES if c.kind != "guided"]
-    large = [c for c in CASES if c.size == 28]
     makers: dict[str, Callable[[], str | None]] = {
         "guidance shares": lambda: known_table(results, guided, "shares", 3),
         "guidance frechet": lambda: known_table(results, guided, "frechet", 2),
         "rewards": lambda: known_table(results, others, "shares", 3),
         "rewards frechet": lambda: known_table(results, others, "frechet", 2),
-        "large": lambda: known_table(results, large, "shares", 3),
         "trained mnist": lambda: guidance_table(results, "mnist"),
         "wishes mnist": lambda: wish_table(results, "mnist"),
+        "cost": cost_table,
     }
     tables = {name: made for name, make in makers.items() if (made := make()) is not None}
     paths = [fill(page, tables)]
