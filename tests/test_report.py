@@ -263,6 +263,7 @@ EVENTS = {
     "segments": (3, 12, 2),
     "grey image": (8, 8),
     "image": (3, 8, 8),
+    "latents": (4, 8, 8),
     "odd": (2, 3, 4),
 }
 
@@ -282,6 +283,18 @@ def test_images_are_shown_first_and_other_samples_last(tmp_path):
     pixels, plane = text((1, 4, 4)), text((2,))
     assert pixels.index("<h2>Samples") < pixels.index("<h2>Cost")
     assert plane.index("<h2>Samples") > plane.index("<h2>Cost")
+
+
+def test_latents_are_shown_as_images_and_decoded_ones_as_they_are():
+    x = np.random.default_rng(0).normal(size=(30, 2, 4, 8, 8)).astype(np.float32)
+    assert "channels 0 to 2 of 4, not decoded" in samples(x).alt
+    assert samples(x).photo
+    flat = np.full((2, 1, 3, 8, 8), 0.5, dtype=np.float32)
+    flat[1] += 0.002
+    gray, stretched = (matplotlib.image.imread(io.BytesIO(samples(flat, d).png))[..., 0] for d in (True, False))
+    inside = gray[gray.shape[0] // 2]
+    assert inside[(inside > 0.4) & (inside < 0.6)].size > 0.3 * inside.size  # two equal squares of middle gray
+    assert stretched[gray.shape[0] // 2].min() < 0.1
 
 
 def test_draws_are_decoded_to_texts_and_images(tmp_path):
@@ -316,7 +329,7 @@ def test_draws_are_decoded_to_texts_and_images(tmp_path):
         return z.reshape(-1, 1, 2, 2).repeat(1, 3, 4, 4).double()
 
     text = write_report(data, tmp_path / "report.html", decode=decode).read_text("utf-8")
-    assert shapes == [(8, 4)]
+    assert shapes == [(4, 4), (4, 4)]  # a few at once
     assert text.index("<h2>Samples") < text.index("<h2>Communication")  # images come first
 
 

@@ -219,7 +219,8 @@ def _go(run: Run, given: argparse.Namespace) -> int:
     if not given.quiet:
         _say(f"{given.folder}: {outcome.reason} after {run.sampler.iteration} iterations")
     if outcome.finished and not given.no_report:
-        path = _write_report(given.folder, given.folder / "report.html", given.quiet)
+        decode = run.history.experiment.decode
+        path = _write_report(given.folder, given.folder / "report.html", given.quiet, decode)
         if path is not None and not given.quiet:
             _say(path)
     return FINISHED if outcome.finished else INTERRUPTED
@@ -327,7 +328,7 @@ def _list(given: argparse.Namespace) -> int:
 # -- parts -----------------------------------------------------------------------------------------------------
 
 
-def _write_report(folder: Path, path: Path, quiet: bool) -> Path | None:
+def _write_report(folder: Path, path: Path, quiet: bool, decode: Callable[..., Any] | None = None) -> Path | None:
     try:
         from crepe_diffusion.report import write_report
         from crepe_diffusion.run import read_run
@@ -335,7 +336,7 @@ def _write_report(folder: Path, path: Path, quiet: bool) -> Path | None:
         if not quiet:
             _warn(f"no report: {error}; pip install 'crepe-diffusion[plots]'")
         return None
-    return Path(write_report(read_run(folder), path))
+    return Path(write_report(read_run(folder), path, decode=decode))
 
 
 def _free(folder: Path) -> Path:

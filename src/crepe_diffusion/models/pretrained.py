@@ -59,7 +59,8 @@ class Pretrained(Denoiser):
 
     - `ladder(n_levels, substeps)`: a ladder on the checkpoint's own schedule;
     - `given(condition)`: the same network with another condition, such as the empty prompt; both share one batch;
-    - `decode(x)`: states as images with values from 0 to 1, None where the checkpoint does not make images.
+    - `decode(x)`: states as images with values from 0 to 1, None where the checkpoint does not make images;
+      `images(x)`: the same as a list of Pillow's.
 
     >>> from crepe_diffusion.models import from_velocity
     >>> p = from_velocity(lambda x, t: x / (1 - 2 * t + 2 * t**2).unsqueeze(1) * (2 * t - 1).unsqueeze(1),
@@ -101,6 +102,20 @@ class Pretrained(Denoiser):
             dtype=self.dtype,
             process=self.process(),
         )
+
+    def images(self, x: Tensor, batch_size: int = 4) -> list[Any]:
+        """Draws (n, *event) as n images of Pillow, decoded a few at once."""
+        if self.decode is None:
+            raise InputError("this model has no decoder: give decode=, a function from states to images from 0 to 1")
+        try:
+            from PIL import Image
+        except ImportError:
+            raise InputError("images need Pillow: pip install 'crepe-diffusion[diffusers]'") from None
+        with torch.no_grad():
+            parts = [self.decode(z).clamp(0, 1).mul(255).round().to(torch.uint8).cpu() for z in x.split(batch_size)]
+        # One channel is gray: Pillow wants it without its axis.
+        arrays = [image.movedim(0, -1).numpy() for part in parts for image in part]
+        return [Image.fromarray(a[..., 0] if a.shape[-1] == 1 else a) for a in arrays]
 
     def ladder(
         self,

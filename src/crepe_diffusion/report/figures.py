@@ -223,8 +223,11 @@ def _mark_history(ax: Axes, data: RunData) -> None:
 # -- samples -------------------------------------------------------------------------------------------------
 
 
-def samples(x: np.ndarray) -> Picture | None:
-    """Draws (draws, chains, *event) as their shape suggests; tokens are text and have no figure."""
+def samples(x: np.ndarray, decoded: bool = False) -> Picture | None:
+    """Draws (draws, chains, *event) as their shape suggests; tokens are text and have no figure.
+
+    Images that were decoded have values from 0 to 1 and are drawn as they are; others are stretched to the full range.
+    """
     event = x.shape[2:]
     flat = x.reshape(-1, *event)
     if not len(flat) or not np.issubdtype(x.dtype, np.floating):
@@ -236,7 +239,9 @@ def samples(x: np.ndarray) -> Picture | None:
     if len(event) >= 2 and event[-1] == 2 and event[-2] >= 3:
         return _trajectories(flat)
     if len(event) in (2, 3) and min(event[-2:]) >= 4 and (len(event) == 2 or event[0] in (1, 3)):
-        return _images(flat)
+        return _images(flat, decoded)
+    if len(event) == 3 and min(event[-2:]) >= 8 and event[0] > 3:
+        return _images(flat[:, :3], note=f": channels 0 to 2 of {event[0]}, not decoded (write_report(decode=...))")
     if size <= 2:
         return _histogram(flat.reshape(len(flat), size))
     return _coordinates(flat.reshape(len(flat), size))
@@ -283,9 +288,9 @@ def _trajectories(x: np.ndarray) -> Picture:
         return _picture(figure, "samples", "trajectories of a dozen draws")
 
 
-def _images(x: np.ndarray) -> Picture:
+def _images(x: np.ndarray, decoded: bool = False, note: str = ", spread over the run") -> Picture:
     shown = x[_spread(len(x), 24)]
-    low, high = np.quantile(shown, [0.01, 0.99])
+    low, high = (0.0, 1.0) if decoded else np.quantile(shown, [0.01, 0.99])
     shown = np.clip((shown - low) / max(high - low, 1e-12), 0, 1)
     columns = min(6, len(shown))
     with _axes(math.ceil(len(shown) / columns), columns, height=0.78 * math.ceil(len(shown) / columns)) as (
@@ -297,7 +302,7 @@ def _images(x: np.ndarray) -> Picture:
         for ax, image in zip(axes, shown, strict=False):
             image = image if image.ndim == 2 else image[0] if image.shape[0] == 1 else np.moveaxis(image, 0, -1)
             ax.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-        return _picture(figure, "samples", f"{len(shown)} draws as images, spread over the run", photo=True)
+        return _picture(figure, "samples", f"{len(shown)} draws as images{note}", photo=True)
 
 
 # -- comparison ----------------------------------------------------------------------------------------------

@@ -54,7 +54,8 @@ def write_report(data: RunData, path: str | Path, *, decode: Decode | None = Non
 
     shown_draws = _judged_or_all(e)
     texts = decode is not None and not np.issubdtype(shown_draws.dtype, np.floating)
-    picture = figures.samples(shown_draws if decode is None or texts else _decoded_images(shown_draws, decode))
+    images = decode is not None and not texts and shown_draws.size > 0
+    picture = figures.samples(_decoded_images(shown_draws, decode) if decode and images else shown_draws, images)
     samples = _samples(e, draw(picture), decode if texts else None)
     # Images are looked at first, whatever the numbers say; of other events the numbers come first.
     first, last = (samples, Html("")) if picture is not None and picture.photo else (Html(""), samples)
@@ -205,10 +206,11 @@ def _decoded_images(x: np.ndarray, decode: Decode) -> np.ndarray:
     """Some of the draws as images, (n, 1, channels, height, width)."""
     flat = x.reshape(-1, *x.shape[2:])
     chosen = flat[np.linspace(0, len(flat) - 1, min(len(flat), MAX_IMAGES)).round().astype(int)]
-    images = decode(torch.from_numpy(np.ascontiguousarray(chosen)))
-    if not isinstance(images, Tensor) or len(images) != len(chosen):
-        raise InputError(f"decode must return one image per draw, (n, channels, height, width), got {type(images)!r}")
-    return images.detach().to(torch.float32).numpy(force=True)[:, None]
+    with torch.no_grad():  # a few at once, since decoders are large
+        parts = [decode(z) for z in torch.from_numpy(np.ascontiguousarray(chosen)).split(4)]
+    if not all(isinstance(z, Tensor) and z.ndim == 4 for z in parts) or sum(map(len, parts)) != len(chosen):
+        raise InputError(f"decode must return one image per draw, (n, channels, height, width), got {type(parts[0])!r}")
+    return torch.cat([z.to(torch.float32).cpu() for z in parts if isinstance(z, Tensor)]).numpy()[:, None]
 
 
 def _texts(tokens: np.ndarray, decode: Decode | None) -> list[str]:

@@ -36,6 +36,7 @@ class Experiment:
       by their name;
     - `anneals`: further ways to anneal a reward, by name;
     - `scalars`: functions of a batch of samples; `defaults`: tables of the configuration that suit this experiment;
+    - `decode`: from draws to images or texts, for the report at the end of a run, such as `model.decode`;
     - `fingerprint`: anything that changes when the weights do (predictions at a few points are compared anyway).
     """
 
@@ -47,6 +48,7 @@ class Experiment:
     fingerprint: str = ""
     terms: Mapping[str, Reward] = field(default_factory=dict)
     anneals: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    decode: Callable[[Tensor], Any] | None = None
 
     @staticmethod
     def of(
