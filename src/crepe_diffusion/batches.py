@@ -10,7 +10,7 @@ from torch import Tensor
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["IMPOSSIBLE", "block_rows", "called", "rows_like"]
+__all__ = ["IMPOSSIBLE", "blocks", "called", "rows_like"]
 
 T = TypeVar("T")
 
@@ -31,9 +31,11 @@ def rows_like(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape(values.shape + (1,) * (x.ndim - values.ndim))
 
 
-def block_rows(x: Tensor) -> int:
-    """How many rows to compute at once so that the temporaries stay in the processor's cache."""
-    return max(1, 2**18 // max(1, x[0].numel()))
+def blocks(x: Tensor) -> list[slice]:
+    """Rows to compute at once: few enough that temporaries stay in a processor's cache; all of them elsewhere."""
+    n = len(x)
+    size = max(1, 2**18 // max(1, x[0].numel())) if n and x.device.type == "cpu" else n
+    return [slice(i, i + size) for i in range(0, n, size)] if size < n else [slice(0, n)]
 
 
 def called(function: Callable[..., T], what: str, *inputs: Tensor) -> T:

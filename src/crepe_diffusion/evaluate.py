@@ -113,10 +113,12 @@ class Evaluator:
         """The evaluation at time t of points whose predictions hold at all times: their rewards, and no network row."""
         size = len(x) if self.micro_batch is None else self.micro_batch
         rows = torch.arange(len(x), device=x.device)
-        values = [self._value(x[i], t[i], seen.rows(i), rewards) for i in rows.split(max(1, size))]
-        if not values:
+        if not len(x):
             return seen
-        value = torch.cat(values)
+        if not rewards or not self.rewards.blind:
+            nothing = torch.zeros_like(seen.reward)
+            return Evaluation(seen.predictions, seen.drift, nothing.where(seen.possible, IMPOSSIBLE))
+        value = torch.cat([self._value(x[i], t[i], seen.rows(i)) for i in rows.split(max(1, size))])
         # A prediction that was not finite has been counted already.
         bad = (value.isnan() | (value == torch.inf)) & seen.possible
         value = value.clamp(min=IMPOSSIBLE).where(seen.possible, IMPOSSIBLE)
@@ -153,9 +155,7 @@ class Evaluator:
         self._count_bad(t, bad)
         return tokens.clamp(min=0), log_p.where(~bad, torch.nan)
 
-    def _value(self, x: Tensor, t: Tensor, seen: Evaluation, rewards: bool) -> Tensor:
-        if not rewards or not self.rewards.blind:
-            return torch.zeros(len(x), dtype=self.real, device=x.device)
+    def _value(self, x: Tensor, t: Tensor, seen: Evaluation) -> Tensor:
         with torch.no_grad():
             value = self.rewards.value(self.rewards.blind, x, t, seen.predictions)
         self.counts.rewards += self.rewards.taken()

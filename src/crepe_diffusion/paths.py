@@ -80,7 +80,7 @@ def walk(
     device, which is waited for once per evaluation (and once more where it must be seen which tokens change).
     """
     coefficients, process = evaluate.coefficients, evaluate.process
-    if isinstance(process, InTurn):
+    if isinstance(process, InTurn) and process.takes_turns:
         end = index + n_steps * direction
         s, t = (evaluate.ladder.times[i] for i in (torch.minimum(index, end), torch.maximum(index, end)))
         tokens, possible = _tokens_home(x, seen.possible)
@@ -91,19 +91,19 @@ def walk(
             # A row that stays may have been drawn again; one without weight may owe that to a prediction.
             fresh = (direction == 0) | ((turns.flatten(1).amax(1) == 0) & ~possible)
             return _walk_in_turn(evaluate, process, x, seen, s, t, direction, turns, fresh, stream, end_rewards)
-    times, rises, moves = evaluate.times, direction > 0, direction != 0
+    times, moves = evaluate.times, direction != 0
     index, direction = index.to(x.device), direction.to(x.device)
     up, moving = direction > 0, direction != 0
     start_reward = seen.reward
     models = torch.zeros(len(coefficients.target), len(x), dtype=evaluate.real, device=x.device)
     proposal = torch.zeros(len(x), dtype=evaluate.real, device=x.device)
     for k in range(n_steps):
-        s, t = times[index + direction.clamp(max=0)], times[index + direction.clamp(min=0)]
+        s, t = process.ends(times, index, direction, coefficients)
         index = index + direction
         x_new = process.step(x, seen, s, t, up, stream.at(k), coefficients)
         last = k == n_steps - 1
         seen_new = evaluate(x_new, times[index], rewards=last and end_rewards)
-        step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, rises, coefficients)
+        step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, up, coefficients)
         at_once = process.positions_at_once(x) if isinstance(process, Uniform) else None
         if isinstance(process, Uniform) and at_once is not None:
             at_t = tuple(
@@ -282,7 +282,7 @@ def denoise(
     """
     process = evaluate.process
     n, device, turns = len(x), x.device, None
-    if isinstance(process, InTurn):
+    if isinstance(process, InTurn) and process.takes_turns:
         low, high = (torch.full((n,), time, dtype=torch.float64) for time in (s, t))
         turns = process.turns(x.cpu(), low, high, torch.zeros(n, dtype=torch.bool), stream.at("turns"))
     down = torch.zeros(n, dtype=torch.bool, device=device)

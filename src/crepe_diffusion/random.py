@@ -70,18 +70,20 @@ class Stream:
         """
         n_rows, n_values, device = shape[0], math.prod(shape[1:]), torch.device(device)
         half = (n_values + 1) // 2
+        # All radii first, then all angles: each operation runs over one piece of memory, however short rows are.
         if dtype == torch.float64:
-            u = _open_unit(self._words((n_rows, 2 * half), first_row, device)).view(n_rows, 2, half)
+            words = self._words((n_rows, 2 * half), first_row, device).view(n_rows, 2, half)
+            u = _open_unit(words.transpose(0, 1).contiguous())
         else:
-            u = self._words((n_rows, half), first_row, device).view(torch.int32).to(torch.float32)
+            words = self._words((n_rows, half), first_row, device).view(torch.int32).view(n_rows, 2, half)
+            u = words.transpose(0, 1).to(torch.float32, memory_format=torch.contiguous_format)
             # 32 signed bits to (0, 1): the clamp keeps log(0) out after rounding to 24 bits.
-            u = u.mul_(2.0**-32).add_(0.5).clamp_(2.0**-33, 1 - 2.0**-24).view(n_rows, 2, half)
-        radius = u[:, 0].log().mul_(-2.0).sqrt_()
-        angle = u[:, 1].mul_(2 * math.pi)
-        z = torch.empty_like(u)
-        torch.cos(angle, out=z[:, 0]).mul_(radius)
-        torch.sin(angle, out=z[:, 1]).mul_(radius)
-        return z.view(n_rows, 2 * half)[:, :n_values].reshape(shape).to(dtype)
+            u = u.mul_(2.0**-32).add_(0.5).clamp_(2.0**-33, 1 - 2.0**-24)
+        radius, angle = u[0].log_().mul_(-2.0).sqrt_(), u[1].mul_(2 * math.pi)
+        z = torch.empty(n_rows, 2 * half, dtype=u.dtype, device=device)
+        torch.mul(angle.cos(), radius, out=z[:, :half])
+        torch.mul(angle.sin_(), radius, out=z[:, half:])
+        return z[:, :n_values].reshape(shape).to(dtype)
 
     def bernoulli(self, log_p: Tensor) -> Tensor:
         """True with probability min(1, exp(log_p)), independently; the first axis counts rows."""

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from crepe_diffusion.batches import IMPOSSIBLE, block_rows
+from crepe_diffusion.batches import IMPOSSIBLE, blocks, rows_like
 from crepe_diffusion.devices import real
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.information import Information, Measured
@@ -130,6 +130,16 @@ class Process(ABC):
     ) -> Tensor:
         """The direction of the proposal at x: a score, or log-probabilities of tokens."""
 
+    def ends(
+        self, times: Tensor, index: Tensor, direction: Tensor, coefficients: Coefficients
+    ) -> tuple[Tensor, Tensor]:
+        """The lower and upper time of each row's next step from `times[index]`, up (+1) or down (-1); equal for 0."""
+        return times[index + direction.clamp(max=0)], times[index + direction.clamp(min=0)]
+
+    def some(self, s: Tensor, t: Tensor, rows: slice, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
+        """These times of some rows."""
+        return s[rows], t[rows]
+
     @abstractmethod
     def step(
         self, x: Tensor, seen: Evaluation, s: Tensor, t: Tensor, up: Tensor, stream: Stream, coefficients: Coefficients
@@ -180,19 +190,22 @@ class Process(ABC):
         up: Tensor,
         coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
-        """`log_ratios` of a step from x to x_new, which rose where `up` and fell elsewhere; `up` is best on the CPU."""
-        models = torch.empty(len(seen.predictions), len(x), dtype=real(x.device), device=x.device)
-        proposal = torch.empty(len(x), dtype=real(x.device), device=x.device)
-        for rising in (True, False):
-            clean, noisy = ((x, seen), (x_new, seen_new)) if rising else ((x_new, seen_new), (x, seen))
-            chosen = (up == rising).nonzero()[:, 0].to(x.device)
-            for rows in chosen.split(block_rows(seen.drift)) if len(chosen) else ():
-                at_s = Evaluation((), clean[1].drift.index_select(0, rows), clean[1].reward[rows])
-                x_s, x_t = clean[0].index_select(0, rows), noisy[0].index_select(0, rows)
-                models[:, rows], proposal[rows] = self.log_ratios(
-                    x_s, x_t, at_s, noisy[1].rows(rows), s[rows], t[rows], coefficients
-                )
-        return models, proposal
+        """`log_ratios` of a step from x to x_new, which rose where `up` and fell elsewhere."""
+        found = []
+        for rows in blocks(seen.drift):
+            rises, s_rows, t_rows = up[rows], *self.some(s, t, rows, coefficients)
+
+            def of(above: Tensor, below: Tensor, rows: slice = rows, rises: Tensor = rises) -> Tensor:
+                return torch.where(rows_like(rises, above), above[rows], below[rows])
+
+            noisy = tuple(of(b, a) for a, b in zip(seen.predictions, seen_new.predictions, strict=True))
+            at_t = Evaluation(noisy, of(seen_new.drift, seen.drift), of(seen_new.reward, seen.reward))
+            at_s = Evaluation((), of(seen.drift, seen_new.drift), of(seen.reward, seen_new.reward))
+            x_s, x_t = of(x, x_new), of(x_new, x)
+            found.append(self.log_ratios(x_s, x_t, at_s, at_t, s_rows, t_rows, coefficients))
+        if len(found) == 1:
+            return found[0]
+        return torch.cat([models for models, _ in found], 1), torch.cat([proposal for _, proposal in found])
 
     @abstractmethod
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:

@@ -242,6 +242,9 @@ class InTurn(Discrete):
     order has the same probability both ways. At most `at_once` positions change in one turn.
     """
 
+    takes_turns = True
+    """Whether `turns` has an answer, which is then computed on the CPU."""
+
     @abstractmethod
     def turns(self, x: Tensor, s: Tensor, t: Tensor, up: Tensor, stream: Stream) -> Tensor | None:
         """In which turn each position changes, 0 for never, as (rows, positions); None if all change in one step."""
@@ -387,6 +390,10 @@ class Masked(InTurn, TokenMoves):
             log_p = log_p.clone()
         log_p[..., self.mask] = log_mask
         return log_p
+
+    @property
+    def takes_turns(self) -> bool:  # type: ignore[override]
+        return self.at_once is not None
 
     def multiplies(self, event: torch.Size) -> bool:
         return self.log_probs is None and _most_at_once(self.at_once, self.n_free(event)) > 1

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-from crepe_diffusion.batches import block_rows, rows_like
+from crepe_diffusion.batches import blocks, rows_like
 from crepe_diffusion.devices import real, resident
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
@@ -167,6 +167,52 @@ class GaussianProcess(Process):
 
     # -- the kernels -------------------------------------------------------------------------------------
 
+    def schedule(self, s: Tensor, t: Tensor, coefficients: Coefficients) -> Schedule:
+        """Variances and gains of the steps between these times.
+
+        A step and its ratio have the same times, so the last ones are remembered, by the identity of the tensors.
+        """
+        for name in ("_whole", "_part"):
+            last = self.__dict__.get(name)
+            if last is not None and last.s is s and last.t is t and last.coefficients == coefficients:
+                return last
+        return self._remember("_whole", Schedule(self, s, t, coefficients))
+
+    def ends(
+        self, times: Tensor, index: Tensor, direction: Tensor, coefficients: Coefficients
+    ) -> tuple[Tensor, Tensor]:
+        table = self._table(times, coefficients)
+        if table is None:
+            return super().ends(times, index, direction, coefficients)
+        # Steps come first in the table, then the times of rows that stay.
+        step = torch.where(direction == 0, index + (len(times) - 1), index + direction.clamp(max=0))
+        at = self._remember("_whole", table.rows(step))
+        return at.s, at.t
+
+    def some(self, s: Tensor, t: Tensor, rows: slice, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
+        if rows.start == 0 and rows.stop >= len(s):
+            return s, t
+        part = self._remember("_part", self.schedule(s, t, coefficients).rows(rows))
+        return part.s, part.t
+
+    def _remember(self, name: str, schedule: Schedule) -> Schedule:
+        self.__dict__[name] = schedule
+        return schedule
+
+    def _table(self, times: Tensor, coefficients: Coefficients) -> Schedule | None:
+        """The schedule of all steps of a ladder, computed once; None where its variances would fill the memory."""
+        kept = self.__dict__.get("_ladder")
+        if kept is None or kept[0] is not times or kept[1] != coefficients:
+            first = self.proposal_variance(times[:1], times[1:2], coefficients)
+            n_values = 2 * len(times) * first.values.shape[1] * (1 + len(coefficients.target))
+            table = None
+            if first.vectors is None and n_values <= MOST_KEPT:
+                table = Schedule(self, torch.cat([times[:-1], times]), torch.cat([times[1:], times]), coefficients)
+                for name in KNOWN:
+                    getattr(table, name)
+            kept = self.__dict__["_ladder"] = (times, coefficients, table)
+        return kept[2]
+
     @abstractmethod
     def noising_variance(self, s: Tensor, t: Tensor) -> Tensor:
         """Variance of a noising step, which is also its gain, (rows, 1)."""
@@ -213,12 +259,10 @@ class GaussianProcess(Process):
     ) -> Shaped[Tensor, "rows *event"]:
         """One draw serves both directions: only the gain and the variance differ between rows."""
         out = torch.empty_like(x)
-        size = block_rows(x)
-        for rows in (slice(i, i + size) for i in range(0, len(x), size)):
-            s_, t_, rises = s[rows], t[rows], up[rows, None]
-            noising, down = self.noising_variance(s_, t_), self.proposal_variance(s_, t_, coefficients)
-            gain = torch.where(rises, coefficients.k_up * noising, coefficients.k_down * self.denoising_gain(s_, t_))
-            variance = down.with_values(torch.where(rises, noising, down.values))
+        for rows in blocks(x):
+            at, rises = self.schedule(*self.some(s, t, rows, coefficients), coefficients), up[rows, None]
+            gain = torch.where(rises, coefficients.k_up * at.noising, coefficients.k_down * at.gain)
+            variance = at.proposal.with_values(torch.where(rises, at.noising, at.proposal.values))
             noise = self.scaled_noise(stream, x[rows], variance, rows.start)
             push = rows_like(gain[:, 0], x).to(x.dtype)
             torch.add(noise.addcmul_(push, self.project(seen.drift[rows])), x[rows], out=out[rows])
@@ -234,19 +278,19 @@ class GaussianProcess(Process):
         t: Float[Tensor, " rows"],
         coefficients: Coefficients,
     ) -> tuple[Float[Tensor, "models rows"], Float[Tensor, " rows"]]:
-        n = self.dimension(x_s.shape[1:])
-        up, down = self.noising_variance(s, t), self.denoising_gain(s, t)
+        n, at = self.dimension(x_s.shape[1:]), self.schedule(s, t, coefficients)
+        up, pull_gain = at.noising, at.pull.to(x_s.dtype)
         gap = self.coordinates(x_t - x_s)
         noising = _quadratic(gap, up)
         models = []
-        for j, prediction in enumerate(at_t.predictions):
-            pull = self.coordinates(prediction - x_t) * (down / (t * t)[:, None]).to(x_s.dtype)
-            models.append(_ratio(noising, pull.add_(gap), self.model_variance(j, s, t), up, n))
+        for prediction, variance, log_scale in zip(at_t.predictions, at.models, at.log_scales, strict=False):
+            pull = self.coordinates(prediction - x_t) * pull_gain
+            models.append(_ratio(noising, pull.add_(gap), variance, log_scale, n))
         if coefficients.k_up:
             push = self.coordinates(at_s.drift) * (-coefficients.k_up * up).to(x_s.dtype)
             noising = _quadratic(push.add_(gap), up)
-        pull = self.coordinates(at_t.drift) * (coefficients.k_down * down).to(x_s.dtype)
-        proposal = _ratio(noising, pull.add_(gap), self.proposal_variance(s, t, coefficients), up, n)
+        pull = self.coordinates(at_t.drift) * (coefficients.k_down * at.gain).to(x_s.dtype)
+        proposal = _ratio(noising, pull.add_(gap), at.proposal, at.log_scales[-1], n)
         correction = self._correction(x_s, x_t, s, t)
         if correction is not None:
             return torch.stack(models) + correction, proposal + correction
@@ -289,15 +333,85 @@ class GaussianProcess(Process):
 def _quadratic(z: Tensor, variance: Tensor) -> Tensor:
     """`sum_i z_i^2 / v_i` in the variance's float64, for (rows, 1) or (rows, coordinates) variances."""
     if variance.shape[1] == 1:
-        return torch.linalg.vector_norm(z, dim=1).to(variance.dtype).square() / variance[:, 0]
+        return _sum_squares(z, variance.dtype) / variance[:, 0]
     return (z * z / variance.to(z.dtype)).sum(1, dtype=variance.dtype)
 
 
-def _ratio(noising: Tensor, residual: Tensor, variance: Spectrum, up: Tensor, n: int) -> Tensor:
-    """log N(residual; 0, variance) - log N(gap; 0, up), where `noising` is the quadratic form of the gap."""
-    log_scale = (variance.values / up).log()
-    log_det = n * log_scale[:, 0] if log_scale.shape[1] == 1 else log_scale.sum(1)
+PIECE = 1024
+"""Squares are summed in the state's own precision over this many coordinates, and beyond that in float64."""
+
+
+def _sum_squares(z: Tensor, dtype: torch.dtype) -> Tensor:
+    """`sum_i z_i^2`. In float32 alone, a sum of n squares is off by n/10^7, which is a whole unit for a large image."""
+    whole = z.shape[1] // PIECE * PIECE
+    if z.shape[1] <= PIECE or z.dtype == dtype:
+        return torch.linalg.vector_norm(z, dim=1).to(dtype).square()
+    pieces = torch.linalg.vector_norm(z[:, :whole].unflatten(1, (-1, PIECE)), dim=2)
+    rest = torch.linalg.vector_norm(z[:, whole:], dim=1)
+    return pieces.to(dtype).square().sum(1) + rest.to(dtype).square()
+
+
+def _ratio(noising: Tensor, residual: Tensor, variance: Spectrum, log_scale: Tensor, n: int) -> Tensor:
+    """log N(residual; 0, variance) - log N(gap; 0, up), where `noising` is the quadratic form of the gap.
+
+    `log_scale` is the sum of `log(variance / up)` over the numbers that the variance has.
+    """
+    log_det = n * log_scale if variance.values.shape[1] == 1 else log_scale
     return 0.5 * (noising - _quadratic(variance.into(residual), variance.values) - log_det)
+
+
+KNOWN = ("noising", "gain", "pull", "proposal", "models", "log_scales")
+MOST_KEPT = 2**21
+"""Variances of all steps of a ladder are kept up to this many numbers, 16 MB."""
+
+
+class Schedule:
+    """What the kernels of a step need to know of its times, one row per step; computed when it is first needed."""
+
+    def __init__(self, process: GaussianProcess, s: Tensor, t: Tensor, coefficients: Coefficients):
+        self.process, self.s, self.t, self.coefficients = process, s, t, coefficients
+
+    @cached_property
+    def noising(self) -> Tensor:
+        return self.process.noising_variance(self.s, self.t)
+
+    @cached_property
+    def gain(self) -> Tensor:
+        return self.process.denoising_gain(self.s, self.t)
+
+    @cached_property
+    def pull(self) -> Tensor:
+        """The gain on `D - x` in place of the score."""
+        return self.gain / (self.t * self.t)[:, None]
+
+    @cached_property
+    def proposal(self) -> Spectrum:
+        return self.process.proposal_variance(self.s, self.t, self.coefficients)
+
+    @cached_property
+    def models(self) -> tuple[Spectrum, ...]:
+        return tuple(self.process.model_variance(j, self.s, self.t) for j in range(len(self.coefficients.target)))
+
+    @cached_property
+    def log_scales(self) -> tuple[Tensor, ...]:
+        """`log(variance / noising)` of the models, then of the proposal, summed over the numbers of each row."""
+        return tuple((v.values / self.noising).log().sum(1) for v in (*self.models, self.proposal))
+
+    def rows(self, index: Tensor | slice) -> Schedule:
+        """The same for some rows, with all that is known already."""
+        part = Schedule(self.process, self.s[index], self.t[index], self.coefficients)
+        for name in KNOWN:
+            if name in self.__dict__:
+                part.__dict__[name] = _rows(self.__dict__[name], index)
+        return part
+
+
+def _rows(known: Tensor | Spectrum | tuple[Tensor | Spectrum, ...], index: Tensor | slice) -> object:
+    if isinstance(known, tuple):
+        return tuple(_rows(k, index) for k in known)
+    if isinstance(known, Spectrum):
+        return Spectrum(known.values[index], known.vectors, None if known.which is None else known.which[index])
+    return known[index]
 
 
 @dataclass(frozen=True)
@@ -468,6 +582,7 @@ class EulerMaruyama(GaussianProcess):
         var_s, var_t = (s * s + self.reference**2)[:, None], (t * t + self.reference**2)[:, None]
         y_s, y_t = self.coordinates(x_s), self.coordinates(x_t)
         gap = y_t - y_s
-        discretised = _ratio(_quadratic(gap, up), gap - (down / var_t).to(gap.dtype) * y_t, Spectrum(down), up, n)
-        exact = _ratio(_quadratic(y_t, var_t), y_s, Spectrum(var_s), var_t, n)
+        residual = gap - (down / var_t).to(gap.dtype) * y_t
+        discretised = _ratio(_quadratic(gap, up), residual, Spectrum(down), (down / up).log()[:, 0], n)
+        exact = _ratio(_quadratic(y_t, var_t), y_s, Spectrum(var_s), (var_s / var_t).log()[:, 0], n)
         return exact - discretised
