@@ -16,7 +16,9 @@ from crepe_diffusion.run.log import chain_lines
 from crepe_diffusion.run.store import read_store
 
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["crepe_diffusion.run.runner", "crepe_diffusion.presets.builtin"])
+SERVER.set_forkserver_preload(
+    ["crepe_diffusion.run.runner", "crepe_diffusion.run.team", "crepe_diffusion.presets.builtin"]
+)
 
 CONFIG: dict[str, Any] = {
     "experiment": "mixture-tilt",
@@ -145,3 +147,84 @@ def assert_same_run(folder: Path, reference: Path, log: bool = True) -> None:
     if log:
         assert chain_lines(folder / "log.txt") == chain_lines(reference / "log.txt")
     assert not list(problems(folder))
+
+
+# -- several processes ---------------------------------------------------------------------------------------------
+
+TEAM_CONFIG: dict[str, Any] = {
+    "experiment": "run_worker:network",
+    "ladder": {"n_levels": 5, "substeps": 1, "sigma_min": 0.05, "sigma_max": 10.0},
+    # 15 rows in blocks of 4: the last one is padded, and none of 2, 3 and 4 processes has the same share as the others.
+    "sampler": {"n_chains": 3, "fit_samples": 16, "micro_batch": 4, "explorer": {"kind": "bounce"}},
+    "output": {"adapt_at": [5], "burn_in": 3, "thin": 2},
+    "stop": {"iterations": 12},
+}
+
+
+def network() -> Any:
+    """A float32 network, whose last bits depend on the shape of its batch."""
+    import crepe_diffusion as cd
+    from crepe_diffusion.run import Experiment
+
+    size = (17, 64)
+    stream = cd.Stream(7)
+    first, second = (stream.at(i).normal(s, dtype=torch.float32) / 8 for i, s in enumerate((size, size[::-1])))
+
+    def denoise(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        inner = torch.cat([y / (1 + t[:, None] ** 2).sqrt(), t[:, None].log()], 1) @ first
+        return y / (1 + t[:, None] ** 2) + torch.tanh(inner) @ second[:, :16]
+
+    target = cd.models.Denoiser(denoise, (16,), dtype=torch.float32).as_target()
+    return Experiment(target, rewards={"first": lambda x, power=1: x[:, 0] ** power, "broken": broken})
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    """Fails in the process that gets the rows above the others, and there only."""
+    if float(x.mean()) > 0.0:
+        raise KeyError("only here")
+    return x[:, 0]
+
+
+def join(rank: int, size: int, port: int) -> None:
+    """What torchrun would set."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+
+
+def team_run(rank: int, size: int, port: int, folder: Path, n: int, config: dict[str, Any], results: Any) -> None:
+    """One of several processes that begin a run, or go on with it."""
+    from crepe_diffusion.run import Run, distributed
+
+    join(rank, size, port)
+    unsynced()
+    with distributed():
+        begun = (folder / "config.toml").exists()
+        try:
+            run = Run.resume(folder) if begun else Run.start(folder, config)
+            with run:
+                outcome = run.run(iterations=n)
+            results.put((rank, outcome.reason))
+        except Exception as error:
+            results.put((rank, f"{type(error).__name__}: {error}"))
+            raise SystemExit(1) from None
+
+
+def team(size: int, folder: Path, n: int, config: dict[str, Any] | None = None, during: Any = None) -> list[str]:
+    """Run several processes to their end; what each of them has to say."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    results = SERVER.Queue()
+    arguments = (size, port, folder, n, config or TEAM_CONFIG, results)
+    children = [SERVER.Process(target=team_run, args=(rank, *arguments)) for rank in range(size)]
+    for child in children:
+        child.start()
+    if during is not None:
+        during(children)
+    said = sorted(results.get(timeout=120) for _ in children)
+    for child in children:
+        child.join(60)
+        assert child.exitcode is not None
+    return [text for _, text in said]

@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     command: Command = given.command
     try:
+        if command in (_run, _resume, _check) and "TORCHELASTIC_RUN_ID" in os.environ:
+            return _with_others(command, given)
         return command(given)
     except KeyboardInterrupt:
         _warn(_stopped(given))
@@ -78,6 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not given.traceback and kind:
             _warn("(--traceback shows where)")
         return DAMAGED if type(error).__name__ == "DamagedError" else FAILED
+
+
+def _with_others(command: Command, given: argparse.Namespace) -> int:
+    """One of the processes of torchrun: number 0 prints; a clean stop is no failure that torchrun should repeat."""
+    from crepe_diffusion.run.team import distributed
+
+    if command is _check and not given.replay:
+        raise InputError("check needs one process only, unless it is check --replay")
+    with distributed() as group:
+        if group is not None and group.rank:
+            given.quiet = given.no_report = True
+        code = command(given)
+    return FINISHED if code == INTERRUPTED else code
 
 
 def _stopped(given: argparse.Namespace) -> str:
@@ -190,6 +205,13 @@ def _run(given: argparse.Namespace) -> int:
         config = read_toml(path)
     for text in given.set:
         _assign(config, text)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        if given.out is None:
+            raise InputError("with several processes the folder must be given, --out DIR")
+        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (given.out / "config.toml").exists():
+            # torchrun starts the same command again after one of the processes has died.
+            given.folder, given.allow_changed, given.trust = given.out, False, False
+            return _resume(given)
     folder = given.folder = given.out or _free(Path("runs") / path.stem)
     run = Run.start(folder, config, import_path="" if is_name else str(path.resolve().parent))
     return _go(run, given)

@@ -21,6 +21,7 @@ from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.rewards import RewardSum
 from crepe_diffusion.schedules import Ladder
+from crepe_diffusion.sharing import Rows, by_blocks
 from crepe_diffusion.targets import Target
 
 __all__ = ["Counts", "Evaluator"]
@@ -103,11 +104,27 @@ class Evaluator:
         x, t = x.to(self.device), t.to(self.device, self.real)
         if not self.keeps_predictions and not (rewards and self.rewards.on_predictions):
             return self.known(x, t, Evaluation.nothing(x), rewards=rewards)
-        size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
-        found = [self._chunk(x[i : i + size], t[i : i + size], rewards) for i in range(0, len(x), size)]
-        if len(found) == 1:
-            return self._mended(x, t, *found[0])
-        return self._mended(x, t, Evaluation.cat([seen for seen, _ in found]), torch.cat([bad for _, bad in found]))
+        *predictions, drift, reward, bad = by_blocks(
+            lambda rows: self._chunk(x[rows], t[rows], rewards), len(x), self._block(len(x)), x.device
+        )
+        terms = self.rewards
+        self._count(len(x), terms.through_networks)
+        terms.taken()  # in this process, of the rows that it had
+        self.counts.rewards += terms.n_rows([*terms.gradient, *terms.free, *(terms.blind if rewards else [])], t)
+        return self._mended(x, t, Evaluation(tuple(predictions), drift, reward), bad)
+
+    def _block(self, n: int) -> int:
+        """How many states are evaluated at once."""
+        return n if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
+
+    def _count(self, n: int, differentiated: bool = False) -> None:
+        """Of n states, whichever process evaluated them; rows that pad a block cost as much as others."""
+        size = max(1, self._block(n))
+        n_blocks = -(-n // size)
+        rows = self.network_rows * (n if n_blocks == 1 else n_blocks * size)
+        self.counts.calls += self.networks.n_calls * n_blocks
+        self.counts.rows += rows
+        self.counts.gradient_rows += rows if differentiated else 0
 
     def known(self, x: Tensor, t: Tensor, seen: Evaluation, *, rewards: bool = True) -> Evaluation:
         """The evaluation at time t of points whose predictions hold at all times: their rewards, and no network row."""
@@ -133,24 +150,27 @@ class Evaluator:
         """
         process, t = self.process, t.to(self.device, self.real)
         assert isinstance(process, InTurn)
-        size = len(x) if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
-        tokens = torch.zeros_like(asked.given)
-        log_p = torch.zeros(len(self.target.models) + 1, len(x), dtype=self.real, device=x.device)
-        bad = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        for i in (slice(k, k + size) for k in range(0, len(x), max(1, size))):
+
+        def answers(rows: Rows) -> tuple[Tensor, ...]:
+            y, time = x[rows], t[rows]
+            tokens = torch.zeros_like(asked.given[rows])
+            log_p = torch.zeros(len(self.target.models) + 1, len(y), dtype=self.real, device=x.device)
+            bad = torch.zeros(len(y), dtype=torch.bool, device=x.device)
             with torch.no_grad():
-                predictions = self.networks.predict(x[i], self._model_time(x[i], t[i]))
-                for c in asked.columns(len(x[i]) * predictions[0].shape[-1]):
-                    part = asked.part(i, c)
+                predictions = self.networks.predict(y, self._model_time(y, time))
+                for c in asked.columns(len(y) * predictions[0].shape[-1]):
+                    part = asked.part(rows, c)
                     here = tuple(process.at(p, part.positions) for p in predictions)
-                    spoilt = self._not_finite(here, torch.zeros_like(t[i]), None)
+                    spoilt = self._not_finite(here, torch.zeros_like(time), None)
                     here = tuple(p.where(~rows_like(spoilt, p), 0.0) for p in here)
-                    tokens[i, c], found = process.answer(x[i], t[i], here, part, self.coefficients)
-                    log_p[:, i] += found
-                    bad[i] |= spoilt
-                del predictions, here  # before the next ones are made
-            self.counts.calls += self.networks.n_calls
-            self.counts.rows += len(x[i]) * self.network_rows
+                    tokens[:, c], found = process.answer(y, time, here, part, self.coefficients)
+                    log_p += found
+                    bad |= spoilt
+            return tokens, log_p.T, bad
+
+        tokens, log_p, bad = by_blocks(answers, len(x), self._block(len(x)), x.device)
+        log_p = log_p.T
+        self._count(len(x))
         bad = bad | (asked.chosen & (tokens < 0)).any(1)  # draws that were impossible: see `random.category`
         self._count_bad(t, bad)
         return tokens.clamp(min=0), log_p.where(~bad, torch.nan)
@@ -167,8 +187,8 @@ class Evaluator:
         first = min([float(self.ladder.times[0]), *self.ladder.finish])
         return t.clamp(first, float(self.ladder.times[-1]))
 
-    def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> tuple[Evaluation, Tensor]:
-        """The evaluation of some rows, and which of them have a number that is not finite."""
+    def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> tuple[Tensor, ...]:
+        """Predictions, drift and reward of some rows, and which of them have a number that is not finite."""
         terms, n = self.rewards, len(x)
         lost = None
         if self.process.is_discrete and not is_home(x):  # draws that were impossible: see Stream.categorical
@@ -178,12 +198,9 @@ class Evaluator:
         with torch.set_grad_enabled(terms.through_networks):
             x_in = x.detach().requires_grad_() if terms.gradient else x
             predictions = self.networks.predict(x_in, self._model_time(x, t))
-            self.counts.calls += self.networks.n_calls
-            self.counts.rows += n * self.network_rows
             if terms.gradient:
                 r, guidance = terms.value_and_gradient(x_in, t, predictions)
                 value = value + r
-                self.counts.gradient_rows += n * self.network_rows if terms.through_networks else 0
             # Copies, since a network may reuse its output and replicas keep theirs.
             if self.keeps_predictions:
                 predictions = tuple(p.detach().clone() for p in predictions)
@@ -194,7 +211,6 @@ class Evaluator:
             blind = terms.blind if rewards else []
             if blind:
                 value = value + terms.value(blind, x, t, predictions)
-            self.counts.rewards += terms.taken()
             if guidance is not None and self.proposal.clip is not None:
                 norm = t.to(guidance.dtype) * guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
@@ -202,10 +218,8 @@ class Evaluator:
             bad = bad if lost is None else bad | lost
             value = value.clamp(min=IMPOSSIBLE)
             if not self.keeps_predictions:
-                return replace(Evaluation.nothing(x), reward=value), bad
-            return Evaluation(
-                predictions, self.process.drift(x, t, predictions, guidance, self.coefficients), value
-            ), bad
+                return Evaluation.nothing(x).drift, value, bad
+            return *predictions, self.process.drift(x, t, predictions, guidance, self.coefficients), value, bad
 
     def _not_finite(self, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None) -> Tensor:
         """Which rows have a number that is not finite; minus infinity is a legal reward."""

@@ -229,7 +229,7 @@ class Asked:
         size = max(1, BLOCK // width)
         return [slice(k, k + size) for k in range(0, self.positions.shape[1], size)]
 
-    def part(self, rows: slice, columns: slice) -> Asked:
+    def part(self, rows: slice | Tensor, columns: slice) -> Asked:
         """What is asked of some rows at some of the positions."""
         positions, chosen, given, u = (z[rows, columns] for z in (self.positions, self.chosen, self.given, self.u))
         return Asked(positions, chosen, given, self.drawn[rows], u)

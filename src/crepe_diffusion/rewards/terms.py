@@ -184,6 +184,11 @@ class RewardSum:
             return self.process.mode(x, t, predictions, self.coefficients)
         return self.process.expectation(x, t, predictions, self.coefficients)
 
+    def n_rows(self, rewards: list[Reward], t: Tensor) -> int:
+        """How many rows of these times the rewards are called with, whichever process calls them."""
+        fading = [int((r.weight(t, self.ladder) != 0).expand(len(t)).sum()) for r in rewards if r.name in self._fading]
+        return sum(fading) + len(t) * (len(rewards) - len(fading))
+
     def taken(self) -> int:
         """How many rows rewards were called with since the last time this was asked."""
         n, self._n_called = self._n_called, 0

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from crepe_diffusion.run.replaying import replay
     from crepe_diffusion.run.runner import Run
     from crepe_diffusion.run.stopping import Outcome
+    from crepe_diffusion.run.team import distributed
 
 __all__ = [
     "DamagedError",
@@ -20,6 +21,7 @@ __all__ = [
     "Progress",
     "Run",
     "copy_without_damage",
+    "distributed",
     "publish",
     "read_run",
     "replay",
@@ -33,6 +35,7 @@ ROOMS = {
     "Progress": "progress",
     "Run": "runner",
     "copy_without_damage": "repair",
+    "distributed": "team",
     "publish": "files",
     "read_run": "folder",
     "replay": "replaying",

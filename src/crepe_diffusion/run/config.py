@@ -17,12 +17,23 @@ from typing import Any
 import tomli_w
 
 from crepe_diffusion.errors import InputError
-from crepe_diffusion.run.configured import arguments, configure, found, merged, nearest, recorded
+from crepe_diffusion.run.configured import (
+    NotWritableError,
+    arguments,
+    configure,
+    found,
+    kind_of,
+    merged,
+    nearest,
+    recorded,
+    written,
+)
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import digest
+from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.schedules import Ladder, ladder
 
-__all__ = ["Config", "Output", "Stop", "read_toml"]
+__all__ = ["Config", "Output", "Stop", "read_toml", "sampler_table"]
 
 LADDERS = {name: getattr(ladder, name) for name in ("karras", "geometric", "linear")}
 MADE_BY_A_RUN = ("target", "ladder", "pilot", "start")
@@ -198,8 +209,37 @@ def _sampler(table: Mapping[str, Any], objects: Mapping[str, Any]) -> tuple[Any,
                 f" Run.resume(folder, target=..., {name}=...)"
             )
     values, record = arguments(cls, fields, "[sampler]", skip=(*MADE_BY_A_RUN, *objects))
-    written = {name: recorded(value) for name, value in objects.items() if value is not None}
-    return cls, {**values, **objects}, {"kind": kind, **record, **written}
+    record_of = {name: recorded(value) for name, value in objects.items() if value is not None}
+    return cls, {**values, **objects}, {"kind": kind, **record, **record_of}
+
+
+def sampler_table(sampler: Continuing[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The `[sampler]` table of a sampler, and those of its arguments that no file can hold.
+
+    A sampler keeps the arguments of its class in attributes of the same names, its own or those of its evaluator.
+    """
+    cls = type(sampler)
+    try:
+        table: dict[str, Any] = {"kind": kind_of(cls)}
+    except NotWritableError:
+        raise InputError(
+            f"config.toml names the class of the sampler: define {cls.__qualname__} in a module that can be imported"
+        ) from None
+    unwritable: dict[str, Any] = {}
+    for name in inspect.signature(cls).parameters:
+        if name in MADE_BY_A_RUN:
+            continue
+        places = [place for place in (sampler, sampler.evaluate) if hasattr(place, name)]
+        if not places:
+            raise InputError(f"a sampler keeps its arguments: {cls.__name__} has no attribute {name!r}")
+        value = getattr(places[0], name)
+        if value is None:
+            continue
+        try:
+            table[name] = written(value, cls, name)
+        except NotWritableError:
+            unwritable[name] = value
+    return table, unwritable
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -28,8 +28,10 @@ Entry = dict[str, Any]
 class History:
     """The entries of `targets.json`, and the index of the one that is in force."""
 
-    def __init__(self, folder: Path, run: str, experiment: Experiment, entries: list[Entry], index: int = 0):
-        self.folder, self.run, self.experiment = folder, run, experiment
+    def __init__(
+        self, folder: Path, run: str, experiment: Experiment, entries: list[Entry], index: int = 0, writes: bool = True
+    ):
+        self.folder, self.run, self.experiment, self.writes = folder, run, experiment, writes
         self.entries, self.index = entries, index
 
     @property
@@ -50,6 +52,8 @@ class History:
         return named_code([entry["rewards"] for entry in self.entries])
 
     def write(self) -> None:
+        if not self.writes:
+            return
         write_json(
             self.folder / "targets.json",
             {"run": self.run, "targets": self.entries, "trust": signature(self.run, self.code)},
@@ -65,13 +69,20 @@ class History:
         self.write()
         self.index = len(self.entries) - 1
 
-    def refine(self, sampler: Continuing[Any], request: control.Request) -> None:
+    def refine(
+        self, sampler: Continuing[Any], request: control.Request, announce: Callable[[Any], None] = lambda rewards: None
+    ) -> None:
         """All or nothing: the entry is written once the sampler has taken the new target."""
-        rewards, probe = self.take(sampler, request)
+        rewards, probe = self.take(sampler, request, announce)
         self.add(sampler.iteration + 1, rewards, probe, request.id)
 
-    def take(self, sampler: Continuing[Any], request: control.Request) -> tuple[list[dict[str, Any]], identity.Probe]:
-        """Give the sampler the target of a request; whatever goes wrong refuses it, and the sampler keeps its own."""
+    def take(
+        self, sampler: Continuing[Any], request: control.Request, announce: Callable[[Any], None] = lambda rewards: None
+    ) -> tuple[list[dict[str, Any]], identity.Probe]:
+        """Give the sampler the target of a request; whatever goes wrong refuses it, and the sampler keeps its own.
+
+        `announce` is called with the rewards just before all replicas are evaluated.
+        """
         if not self.is_last:
             n = self.entries[-1]["from_iteration"]
             raise InputError(
@@ -85,6 +96,7 @@ class History:
                 raise InputError("nothing to change: the target would stay as it is")
             target = self.target(rewards)
             probe = identity.probe(sampler.evaluate, target)
+            announce(rewards)
             sampler.target = target
         except Exception as error:
             vars(counts).update(vars(saved))
@@ -102,7 +114,11 @@ class History:
         return True
 
     def answer_requests(
-        self, sampler: Continuing[Any], changed: Callable[[], None], refused: Callable[[str], None]
+        self,
+        sampler: Continuing[Any],
+        changed: Callable[[], None],
+        refused: Callable[[str], None],
+        announce: Callable[[Any], None],
     ) -> None:
         """Handle what `crepe-diffusion refine` has left, once all that was accepted before is in force."""
         if not self.is_last:
@@ -117,7 +133,7 @@ class History:
             else:
                 try:
                     check_trust(path, request.trust, request.id, request.code)
-                    self.refine(sampler, request)
+                    self.refine(sampler, request, announce)
                 except (InputError, NonFiniteError) as error:
                     refused(f"refinement refused: {error}")
                     control.answer(path, False, str(error))

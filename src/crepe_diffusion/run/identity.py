@@ -24,6 +24,7 @@ from crepe_diffusion.run.config import Config, read_toml
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, digest, publish, read_json, write_json
 from crepe_diffusion.run.trust import check_trust, named_code, signature
+from crepe_diffusion.sharing import alone
 from crepe_diffusion.targets import Target
 
 __all__ = [
@@ -137,7 +138,8 @@ def probe(e: Evaluator, target: Target | None = None) -> Probe:
     Of another target, if one is given. Everything is evaluated twice: what then differs could not be compared later,
     and is no law that could be sampled.
     """
-    first, second = (_probe(e, target or e.target) for _ in range(2))
+    with alone():  # other processes may have something else to do
+        first, second = (_probe(e, target or e.target) for _ in range(2))
     for part, what in (("models", "a model"), ("rewards", "a reward"), ("kernels", "the process")):
         if not _agree(first[part], second[part]):
             raise InputError(

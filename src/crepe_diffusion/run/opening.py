@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from crepe_diffusion.diagnostics.data import default_scalars
 from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.models import Model
 from crepe_diffusion.run import checkpoint, control, identity
-from crepe_diffusion.run.config import MADE_BY_A_RUN, Config, read_toml
-from crepe_diffusion.run.configured import NotWritableError, kind_of, plain, written
+from crepe_diffusion.run.config import Config, read_toml, sampler_table
+from crepe_diffusion.run.configured import plain
 from crepe_diffusion.run.experiment import Experiment, build
 from crepe_diffusion.run.files import ASIDE, DamagedError, clear_leftovers, make_directory, remove
 from crepe_diffusion.run.folder import Lock, check_targets_trusted, is_run, read_targets, require_run
@@ -29,6 +28,7 @@ from crepe_diffusion.run.log import Log
 from crepe_diffusion.run.recorder import Recorder, Scalars
 from crepe_diffusion.run.stopping import EssRule
 from crepe_diffusion.run.store import disagreements, read_manifest, verify_store
+from crepe_diffusion.run.team import Group, group, leading
 from crepe_diffusion.run.trust import check_trust
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Reward, Target
@@ -38,15 +38,18 @@ __all__ = ["Made", "Opened", "described", "from_config", "from_sampler", "rehear
 
 @dataclass
 class Opened:
-    """A run that is ready to go on, and holds the lock of its folder."""
+    """A run that is ready to go on, and holds the lock of its folder.
+
+    Of several processes, only number 0 has a lock, a log and a recorder.
+    """
 
     folder: Path
     config: Config
     lock: Lock
-    log: Log
+    log: Log | None
     sampler: Continuing[Any]
     history: History
-    recorder: Recorder
+    recorder: Recorder | None
     seconds: float = 0.0
     ess_rule: EssRule = field(default_factory=EssRule)
     is_new: bool = True
@@ -71,6 +74,7 @@ def from_sampler(folder: Path, sampler: Continuing[Any], scalars: Scalars | None
         raise InputError(
             f"a run needs a sampler that can go on, such as ReplicaExchange(target, ladder), got {sampler!r}"
         )
+    team = group()
     experiment = Experiment.of(sampler.target, sampler.target.rewards, scalars)
     table, unwritable = sampler_table(sampler)
     given = {
@@ -81,11 +85,22 @@ def from_sampler(folder: Path, sampler: Continuing[Any], scalars: Scalars | None
         "reward": [{"name": term.name} for term in sampler.target.rewards],
     }
     config = Config.resolve(given, experiment, {}, unwritable)
-    return _new(folder, config, experiment, lambda history: sampler)
+    if team is not None and team.rank:
+        return _ready(team, folder, config, experiment, sampler)
+    with leading(team):
+        return _told(team, _new(folder, config, experiment, lambda history: sampler))
 
 
 def from_config(folder: Path, config: Mapping[str, Any] | str | Path, import_path: str) -> Opened:
     """A new run of what a TOML file, or a dictionary of the same form, describes."""
+    team = group()
+    if team is not None and team.rank:
+        return _follow(team, folder, Made())
+    with leading(team):
+        return _told(team, _from_config(folder, config, import_path))
+
+
+def _from_config(folder: Path, config: Mapping[str, Any] | str | Path, import_path: str) -> Opened:
     if isinstance(config, (str, Path)):
         given, import_path = read_toml(Path(config)), str(Path(config).resolve().parent)
     else:
@@ -98,36 +113,7 @@ def from_config(folder: Path, config: Mapping[str, Any] | str | Path, import_pat
         raise InputError(f"options must be a table, [options], got {options!r}")
     experiment, options = build(given["experiment"], options)
     resolved = Config.resolve(given, experiment, options)
-    return _new(folder, resolved, experiment, _first_sampler(resolved, experiment), import_path)
-
-
-def sampler_table(sampler: Continuing[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The `[sampler]` table of a sampler, and those of its arguments that no file can hold.
-
-    A sampler keeps the arguments of its class in attributes of the same names, its own or those of its evaluator.
-    """
-    cls = type(sampler)
-    try:
-        table: dict[str, Any] = {"kind": kind_of(cls)}
-    except NotWritableError:
-        raise InputError(
-            f"config.toml names the class of the sampler: define {cls.__qualname__} in a module that can be imported"
-        ) from None
-    unwritable: dict[str, Any] = {}
-    for name in inspect.signature(cls).parameters:
-        if name in MADE_BY_A_RUN:
-            continue
-        places = [place for place in (sampler, sampler.evaluate) if hasattr(place, name)]
-        if not places:
-            raise InputError(f"a sampler keeps its arguments: {cls.__name__} has no attribute {name!r}")
-        value = getattr(places[0], name)
-        if value is None:
-            continue
-        try:
-            table[name] = written(value, cls, name)
-        except NotWritableError:
-            unwritable[name] = value
-    return table, unwritable
+    return _new(folder, resolved, experiment, _first_sampler(resolved, experiment, import_path), import_path)
 
 
 def _new(
@@ -192,8 +178,8 @@ def _begin(
     return Opened(folder, config, lock, log, sampler, history, recorder)
 
 
-def _first_sampler(config: Config, experiment: Experiment) -> Callable[[History], Continuing[Any]]:
-    return lambda history: sampler_of(config, experiment, history.target(config.reward), None)
+def _first_sampler(config: Config, experiment: Experiment, import_path: str) -> Callable[[History], Continuing[Any]]:
+    return lambda history: _made_by_all(config, experiment, history, config.reward, None, import_path)
 
 
 def sampler_of(
@@ -224,11 +210,19 @@ def _scalars(config: Config, experiment: Experiment) -> Scalars:
 
 def resumed(folder: Path, made: Made, allow_changed: bool, trust: bool, notify: Callable[[str], None]) -> Opened:
     """The run of this folder as its last checkpoint left it."""
+    team = group()
+    if team is not None and team.rank:
+        return _follow(team, folder, made)
+    with leading(team):
+        return _told(team, _resumed(folder, made, allow_changed, trust, notify))
+
+
+def _resumed(folder: Path, made: Made, allow_changed: bool, trust: bool, notify: Callable[[str], None]) -> Opened:
     require_run(folder)
     identity.check_schema(folder)
     import_path = _trusted(folder, trust)
     with _named(folder / "config.toml"):
-        config, experiment = _again(folder, made)
+        config, experiment = _again(read_toml(folder / "config.toml"), made)
     lock, log = _held(folder)
 
     def note(text: str) -> None:
@@ -240,16 +234,17 @@ def resumed(folder: Path, made: Made, allow_changed: bool, trust: bool, notify: 
         if not _names(folder / "checkpoints"):
             note("no checkpoint was reached: starting from the beginning")
             _wipe(folder, log)
-            return _begin(folder, config, experiment, _first_sampler(config, experiment), import_path, lock, log)
-        return _from_checkpoint(folder, config, experiment, allow_changed, trust, note, lock, log)
+            return _begin(
+                folder, config, experiment, _first_sampler(config, experiment, import_path), import_path, lock, log
+            )
+        return _from_checkpoint(folder, config, experiment, allow_changed, trust, import_path, note, lock, log)
     except BaseException:
         lock.release()
         raise
 
 
-def _again(folder: Path, made: Made) -> tuple[Config, Experiment]:
-    """The configuration of a folder with what it describes."""
-    given = read_toml(folder / "config.toml")
+def _again(given: Mapping[str, Any], made: Made) -> tuple[Config, Experiment]:
+    """A configuration that was resolved before, with what it describes."""
     if given.get("experiment") == "python":
         if made.target is None:
             raise InputError("this run was made in Python: resume it there, with Run.resume(folder, target=...)")
@@ -268,6 +263,7 @@ def _from_checkpoint(
     experiment: Experiment,
     allow_changed: bool,
     trust: bool,
+    import_path: str,
     notify: Callable[[str], None],
     lock: Lock,
     log: Log,
@@ -291,7 +287,7 @@ def _from_checkpoint(
         history.write()
     if trust and history.code:
         history.write()  # signed by this user from now on
-    sampler = sampler_of(config, experiment, history.target(history.now["rewards"]), tensors)
+    sampler = _made_by_all(config, experiment, history, history.now["rewards"], tensors, import_path)
     _check_adapts(config, sampler)
     now = identity.probe(sampler.evaluate)
     identity.check_probe(folder, now, history.now["probe"], allow_changed, notify)
@@ -307,7 +303,7 @@ def described(folder: Path, made: Made, trust: bool) -> tuple[Config, Experiment
     """What the configuration of a folder describes, if its code may be run."""
     _trusted(folder, trust)
     with _named(folder / "config.toml"):
-        return _again(folder, made)
+        return _again(read_toml(folder / "config.toml"), made)
 
 
 def rehearse(folder: Path, request: control.Request, trust: bool) -> None:
@@ -342,6 +338,57 @@ def _continue_store(recorder: Recorder, position: checkpoint.Position, notify: C
     recorder.store.rewind(position.n_draws, position.n_steps, position.seals, generation + 1)
     for problem in verify_store(recorder.root):
         raise problem
+
+
+# -- several processes -------------------------------------------------------------------------------------------
+
+
+def _made_by_all(
+    config: Config,
+    experiment: Experiment,
+    history: History,
+    rewards: list[dict[str, Any]],
+    start: dict[str, Tensor] | None,
+    import_path: str,
+) -> Continuing[Any]:
+    """The sampler; where there are several processes, process 0 tells the others what it is made of."""
+    target, team = history.target(rewards), group()
+    if team is None:
+        return sampler_of(config, experiment, target, start)
+    if team.size > 1 and config.sampler_arguments.get("micro_batch") is None:
+        raise InputError(
+            f"{team.size} processes share the rows of a batch in blocks: give their size, such as"
+            " --set sampler.micro_batch=16"
+        )
+    message = {"config": config.to_dict(), "rewards": rewards, "import_path": import_path, "goes_on": start is not None}
+    team.tell(message, start)
+    return team.alike(lambda: sampler_of(config, experiment, target, start))
+
+
+def _told(team: Group | None, opened: Opened) -> Opened:
+    """The others go on once process 0 is ready."""
+    if team is not None:
+        team.tell({"entries": opened.history.entries, "index": opened.history.index, "run": opened.history.run})
+    return opened
+
+
+def _follow(team: Group, folder: Path, made: Made) -> Opened:
+    """A process other than 0: what that one tells, and no files."""
+    message, start = team.hear()
+    _make_importable(message["import_path"])
+
+    def make() -> tuple[Config, Experiment, Continuing[Any]]:
+        config, experiment = _again(message["config"], made)
+        target = replace(experiment.target, rewards=tuple(experiment.reward(r) for r in message["rewards"]))
+        return config, experiment, sampler_of(config, experiment, target, start if message["goes_on"] else None)
+
+    return _ready(team, folder, *team.alike(make))
+
+
+def _ready(team: Group, folder: Path, config: Config, experiment: Experiment, sampler: Continuing[Any]) -> Opened:
+    message, _ = team.hear()
+    history = History(folder, message["run"], experiment, message["entries"], message["index"], writes=False)
+    return Opened(folder, config, Lock(folder), None, sampler, history, None, is_new=False)
 
 
 # -- the folder --------------------------------------------------------------------------------------------------

@@ -29,8 +29,10 @@ from crepe_diffusion.run.config import Output, Stop
 from crepe_diffusion.run.events import chain_events
 from crepe_diffusion.run.files import write_json
 from crepe_diffusion.run.folder import n_burnt, read_run
+from crepe_diffusion.run.following import follow, number_of, signalled
 from crepe_diffusion.run.progress import Clock, Display, Progress
 from crepe_diffusion.run.stopping import Outcome, effective_sizes, met, signals
+from crepe_diffusion.run.team import group
 from crepe_diffusion.samplers.base import Continuing, Info
 from crepe_diffusion.targets import Reward, Target
 
@@ -130,9 +132,11 @@ class Run:
     def _take(self, opened: opening.Opened, notify: Callable[[str], None] = lambda text: None) -> None:
         self.notify = notify
         self.folder, self.config, self.sampler = opened.folder, opened.config, opened.sampler
-        self.lock, self.log, self.recorder, self.history = opened.lock, opened.log, opened.recorder, opened.history
+        self.lock, self.history, self.team = opened.lock, opened.history, group()
+        if opened.log is not None and opened.recorder is not None:
+            self.log, self.recorder = opened.log, opened.recorder
         self.seconds, self.ess_rule = opened.seconds, opened.ess_rule
-        self.closed = False
+        self.closed = self.warned = False
         if opened.is_new:
             try:
                 self._checkpoint()
@@ -171,6 +175,9 @@ class Run:
         """
         if self.closed:
             raise InputError(f"{self.folder} was closed; Run.resume opens it again")
+        if self.follows:
+            with signals() as caught:
+                return follow(self, caught)
         self._replace_stop(
             iterations=iterations, seconds=seconds, evaluations=evaluations, ess=ess, ess_scalar=ess_scalar
         )
@@ -203,16 +210,23 @@ class Run:
                 self.recorder.flush()
         with suppress(OSError):
             self.log.session(text)
+        if self.team is not None and isinstance(error, Exception) and not getattr(error, "told", False):
+            self.team.flags(0, 0, 0, 1)
 
     def _loop(self, clock: Clock, shown: Display, caught: list[str]) -> Outcome:
         output = self.config.output
-        last_checkpoint = last_flush = last_control = clock.seconds()
+        last_checkpoint = last_flush = clock.seconds()
+        last_control = -math.inf
         pause = output.flush_seconds
-        self._answer_requests()
-        while not (outcome := self._stop(caught)):
+        while True:
+            due = clock.seconds() - last_control >= CONTROL_SECONDS
+            last_control = clock.seconds() if due else last_control
+            outcome = self._decide(caught, due)
+            if outcome is not None:
+                return outcome
             while self.history.take_up(self.sampler):
                 self._target_changed()
-            info = self.sampler.step()
+            info = self._step()
             self.seconds = clock.seconds()
             self._keep(info)
             self._events(info.iteration)
@@ -227,10 +241,40 @@ class Run:
                 # Where the disk is slow, readers wait rather than the sampler: flushes take a hundredth of the time,
                 # unless one was wanted at every iteration.
                 pause = max(pause, 99 * (last_flush - now)) if pause else 0.0
-            if now - last_control >= CONTROL_SECONDS:
-                self._answer_requests()
-                last_control = now
             shown.show()
+
+    def _step(self) -> Info:
+        step: Callable[[], Info] = self.sampler.step
+        return step() if self.team is None else self.team.alike(step)
+
+    # -- several processes -------------------------------------------------------------------------------
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is one of several processes, and not the one that has the folder."""
+        return self.team is not None and self.team.rank > 0
+
+    def _decide(self, caught: list[str], due: bool) -> Outcome | None:
+        """Answer requests if that is due, and decide whether to stop; a signal to any process counts for all."""
+        if self.team is None:
+            if due:
+                self._answer_requests(lambda rewards: None)
+            return self._stop(caught)
+        team = self.team
+        asked = due and bool(control.pending(self.folder))
+        outcome = self._stop(caught)
+        outcome = signalled(team.flags(number_of(caught), outcome is not None, asked, 0)) or outcome
+        if not self.warned and team.waiting > max(team.busy, 10.0):
+            self.warned = True
+            self._tell(
+                f"{team.size} processes wait for each other longer than they compute ({team.waiting:.0f} s and"
+                f" {team.busy:.0f} s): fewer would be as fast"
+            )
+        if asked:
+            self._answer_requests(lambda rewards: team.tell({"rewards": rewards}))
+            team.tell({})
+        if outcome is not None:
+            team.tell({"reason": outcome.reason, "finished": outcome.finished})
         return outcome
 
     def _keep(self, info: Info) -> None:
@@ -332,10 +376,11 @@ class Run:
         except BaseException:
             self.history.experiment = experiment
             raise
-        self._target_changed()
+        if not self.follows:
+            self._target_changed()
 
-    def _answer_requests(self) -> None:
-        self.history.answer_requests(self.sampler, self._target_changed, self._tell)
+    def _answer_requests(self, announce: Callable[[Any], None]) -> None:
+        self.history.answer_requests(self.sampler, self._target_changed, self._tell, announce)
 
     def _tell(self, text: str) -> None:
         self.log.session(text)
@@ -348,6 +393,8 @@ class Run:
 
     def data(self) -> RunData:
         """What has been sampled so far."""
+        if self.follows:
+            raise InputError("of several processes, number 0 has the folder: use read_run there")
         if not self.closed:
             self.recorder.flush()
         return read_run(self.folder)
