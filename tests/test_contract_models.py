@@ -133,8 +133,11 @@ def test_any_micro_batch_gives_the_same_evaluation(name, size):
     close(parts.predictions[0], whole.predictions[0])
     close(parts.drift, whole.drift)
     torch.testing.assert_close(parts.reward, whole.reward, atol=1e-5, rtol=1e-5)
-    assert (split.rows, split.rewards) == (counts.rows, counts.rewards) == (N * model.network_rows, N)
-    assert split.calls == -(-N // max(1, size // model.network_rows))
+    assert (counts.rows, counts.rewards, split.rewards) == (N * model.network_rows, N, N)
+    block = max(1, size // model.network_rows)
+    assert split.calls == -(-N // block)
+    # The last of several blocks is padded, so that all have one shape.
+    assert split.rows == model.network_rows * (N if split.calls == 1 else block * split.calls)
 
 
 @pytest.mark.parametrize(
