@@ -39,10 +39,10 @@ def _slices(total: int, n_groups: int) -> list[range]:
     return [range(i * size, (i + 1) * size) for i in range(n_groups)]
 
 
-def replica_exchange(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
+def replica_exchange(problem: Problem, budget: int, seed: int, n_groups: int, n_chains: int = N_CHAINS) -> list[Group]:
     """8 chains, planned by a pilot and started from it; a quarter of the iterations is dropped."""
     found = pilot(problem, budget, seed)
-    chain = cd.ReplicaExchange(problem.target, pilot=found, n_chains=N_CHAINS * n_groups, seed=seed)
+    chain = cd.ReplicaExchange(problem.target, pilot=found, n_chains=n_chains * n_groups, seed=seed)
     first = chain.evaluate.counts.rows
     for _ in range(FIRST):
         chain.step()

@@ -2,6 +2,7 @@
 
     python -m studies.kernels                the whole study: 25 minutes of one core; fills README.md and tables.md
     python -m studies.kernels --from-json    fill them again from results.json
+    python -m studies.kernels --only "SMC, rne"    measure this sampler again, keep the rest of results.json
     python -m studies.kernels --quick        a minute or two, into results/kernels-quick
 
 Every number of the tables comes from results.json, which this command writes first.
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from studies.kernels.measure import QUICK, Effort, measure
+from studies.kernels.measure import QUICK, Effort, measure, measure_again
 from studies.kernels.problems import SETTINGS, TASKS
 from studies.kernels.tables import Record, figure, readme_tables, tables
 from studies.shared.pages import fill
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="folder of results.json, the figure and the pages")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--from-json", action="store_true", help="measure nothing: read results.json")
+    parser.add_argument("--only", nargs="+", metavar="SAMPLER", help="measure these again and keep all other results")
     options = parser.parse_args(arguments)
     folder = options.out or (Path("results/kernels-quick") if options.quick else HERE)
     store = Results(folder)
@@ -56,7 +58,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             def done(name: str) -> None:
                 bars.update(bar, advance=1, description=name)
 
-            store.save("results", measure(QUICK if options.quick else Effort(), options.seed, done))
+            effort = QUICK if options.quick else Effort()
+            if options.only:
+                found = measure_again(store["results"], options.only, effort, done)
+            else:
+                found = measure(effort, options.seed, done)
+            store.save("results", found)
     write(store["results"], folder)
     print(f"Wrote results.json, order.png and the tables of README.md and tables.md in {folder}")
 

@@ -10,8 +10,9 @@ log-densities, and samplers at equal rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,7 +24,11 @@ from crepe_diffusion.processes import EulerMaruyama, Gaussian, Process
 from studies.kernels.problems import SETTINGS, TASKS, Problem
 from studies.kernels.tables import Record
 
-__all__ = ["QUICK", "Effort", "measure"]
+__all__ = ["QUICK", "Effort", "measure", "measure_again"]
+
+SMALL_BATCHES = "SMC, rne, batches of 64"
+Errors = tuple[list[float], float]
+"""The error of each replicate, and the rows that one of them paid."""
 
 
 @dataclass(frozen=True)
@@ -261,24 +266,20 @@ def z_scores(shares: Tensor, truth: Tensor) -> list[float]:
     return ((shares.mean(0) - truth) / (shares.std(0) / math.sqrt(len(shares)))).tolist()
 
 
-def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Record]:
-    """Error of the mode weights of each sampler at equal rows for each replicate."""
-    n_models = len(problem.target.models)
-    rows, groups, n_levels = effort.versus_rows * n_models, effort.versus_groups, effort.n_levels
-    explorers: list[tuple[str, Explorer | None]] = [
-        ("CREPE", None),
-        ("CREPE, Bounce", cd.Bounce()),
-        ("CREPE, Langevin", cd.Langevin()),
-    ]
-    for name, explorer in explorers:
-        errors, costs = [], []
-        for i in range(effort.n_seeds):
-            run = run_chain(
-                problem, n_levels // 2 + 1, 2, rows=rows, n_chains=4, n_groups=groups, seed=seed + i, explorer=explorer
-            )
-            errors += [problem.mode_error(x.flatten(0, 1)) for x in run.replicates]
-            costs.append(run.rows)
-        yield _versus(problem, name, errors, costs)
+def compare_samplers(problem: Problem, effort: Effort, seed: int, only: Collection[str] = ()) -> Iterator[Record]:
+    """Error of the mode weights of each sampler at equal rows for each replicate; of those in `only`, or of all."""
+    rows, groups, n_levels = effort.versus_rows * len(problem.target.models), effort.versus_groups, effort.n_levels
+
+    def exchange(explorer: Explorer | None, seed: int) -> Errors:
+        run = run_chain(
+            problem, n_levels // 2 + 1, 2, rows=rows, n_chains=4, n_groups=groups, seed=seed, explorer=explorer
+        )
+        return [problem.mode_error(x.flatten(0, 1)) for x in run.replicates], run.rows
+
+    def smc(weight: cd.Weight, batch: int | None, seed: int) -> Errors:
+        replicates, cost = run_smc(problem, n_levels, weight, rows, groups, seed, batch)
+        return [problem.mode_error(x, w) for x, w in replicates], cost
+
     variants: dict[str, cd.Weight] = {
         "rne": cd.PathWork(),
         "fkc": cd.FeynmanKac(),
@@ -286,23 +287,29 @@ def compare_samplers(problem: Problem, effort: Effort, seed: int) -> Iterator[Re
     }
     if problem.target.rewards:
         variants |= {"twisted": cd.Twisted(), "fk-steering": cd.Steering()}
-    for weights, small in [(v, False) for v in variants] + [("rne", True)]:
-        errors, costs = [], []
-        for i in range(effort.n_seeds):
-            replicates, cost = run_smc(
-                problem, n_levels, variants[weights], rows, groups, seed + i, 64 if small else None
-            )
-            errors += [problem.mode_error(x, w) for x, w in replicates]
-            costs.append(cost)
-        yield _versus(problem, f"SMC, {weights}" + (", batches of 64" if small else ""), errors, costs)
+    runs: dict[str, Callable[[int], Errors]] = {
+        "CREPE": partial(exchange, None),
+        "CREPE, Bounce": partial(exchange, cd.Bounce()),
+        "CREPE, Langevin": partial(exchange, cd.Langevin()),
+        **{f"SMC, {name}": partial(smc, weight, None) for name, weight in variants.items()},
+        SMALL_BATCHES: partial(smc, cd.PathWork(), 64),
+        "guidance alone": partial(_guidance, problem, rows, groups, n_levels),
+    }
+    for name, run in runs.items():
+        if name in only or not only:
+            parts = [run(seed + i) for i in range(effort.n_seeds)]
+            yield _versus(problem, name, [e for errors, _ in parts for e in errors], [cost for _, cost in parts])
+
+
+def _guidance(problem: Problem, rows: float, n_groups: int, n_levels: int, seed: int) -> Errors:
     errors, costs = [], []
-    for i in range(effort.n_seeds * groups):
+    for i in range(n_groups):
         sampler = cd.Plain(problem.target, problem.ladder(n_levels), seed=seed + i, process=FISHER)
         fit = sampler.evaluate.counts.rows
-        x = sampler.sample(max(1, int((rows - fit) / ((n_levels - 1) * n_models)))).x
+        x = sampler.sample(max(1, int((rows - fit) / ((n_levels - 1) * len(problem.target.models))))).x
         errors.append(problem.mode_error(x))
         costs.append(sampler.evaluate.counts.rows)
-    yield _versus(problem, "guidance alone", errors, costs)
+    return errors, sum(costs) / len(costs)
 
 
 def run_smc(
@@ -324,9 +331,10 @@ def run_smc(
     )  # fmt: skip
     fit = smc.evaluate.counts.rows
     out = smc.sample()
-    x, w = out.by_batch(out.x).split(n_batches), (out.log_weights.exp() / n_batches).split(n_batches)
     paid = fit + (out.evaluations.rows - fit) / n_groups
-    return [(a.flatten(0, 1), b.flatten()) for a, b in zip(x, w, strict=True)], paid
+    # Batches of a replicate are pooled by their estimates of Z.
+    parts = [out.of_batches(range(i * n_batches, (i + 1) * n_batches)) for i in range(n_groups)]
+    return [(part.x, part.weights) for part in parts], paid
 
 
 def _versus(problem: Problem, sampler: str, errors: list[float], costs: list[float]) -> Record:
@@ -334,6 +342,20 @@ def _versus(problem: Problem, sampler: str, errors: list[float], costs: list[flo
         "problem": problem.name, "setting": problem.setting.name, "task": problem.task.__name__, "sampler": sampler,
         "mode_error": mean_and_error(errors), "rows": sum(costs) / len(costs), "n": len(errors),
     }  # fmt: skip
+
+
+def measure_again(
+    results: Record, samplers: Collection[str], effort: Effort, done: Callable[[str], None] = lambda name: None
+) -> Record:
+    """The same results with these samplers measured again."""
+    kept = [r for r in results["versus"] if r["sampler"] not in samplers]
+    for setting in SETTINGS:
+        for task in TASKS:
+            problem = Problem(setting, task, torch.float32)
+            kept += compare_samplers(problem, effort, results["seed"], samplers)
+            done(problem.name)
+    order = [(r["problem"], r["sampler"]) for r in results["versus"]]
+    return {**results, "versus": sorted(kept, key=lambda r: order.index((r["problem"], r["sampler"])))}
 
 
 def measure(effort: Effort, seed: int, done: Callable[[str], None] = lambda name: None) -> Record:
