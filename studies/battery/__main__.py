@@ -40,12 +40,15 @@ def main(arguments: list[str] | None = None) -> None:
     print(calibration.by_problem(records))
     print()
     print(calibration.table(records))
+    print()
+    print(calibration.with_plenty(records))
     if given.reasons:
         print()
         print(calibration.reasons(records))
     if given.write:
         kind = "calibration" if given.held_out is None else "held out"
-        fill(PAGE, {kind: calibration.table(records), f"{kind} by problem": calibration.by_problem(records)})
+        made = {kind: calibration.table(records), f"{kind} by problem": calibration.by_problem(records)}
+        fill(PAGE, made if given.held_out else made | {"ten times": calibration.with_plenty(records)})
 
 
 if __name__ == "__main__":

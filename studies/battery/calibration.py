@@ -26,7 +26,7 @@ from studies.battery.records import Record, failed, record
 from studies.shared.pages import markdown
 from studies.shared.results import Results
 
-__all__ = ["DEFAULT", "Job", "by_problem", "chosen", "jobs", "reasons", "run_all", "run_job", "table"]
+__all__ = ["DEFAULT", "Job", "by_problem", "chosen", "jobs", "reasons", "run_all", "run_job", "table", "with_plenty"]
 
 DEFAULT = (
     "tempering isotropic d=16 beta=2",
@@ -44,6 +44,8 @@ DEFAULT = (
     "20d tempering",
 )
 """One problem of every kind, the hard ones among them."""
+ENOUGH = 10
+"""Effective draws that a run needs."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +134,50 @@ def table(records: list[Record]) -> str:
 
 
 def by_problem(records: list[Record]) -> str:
-    """The same for each problem, at each budget; the last column is the mean error of the first scalar."""
+    """The same for each problem, at each budget; then effective draws, and the mean error of the first scalar."""
     rows = []
-    for problem, method, budget in sorted({(r["problem"], r["method"], r["budget"]) for r in records}):
-        those = [r for r in records if (r["problem"], r["method"], r["budget"]) == (problem, method, budget)]
+    for (problem, method, budget), those in _cells(records).items():
         ok = [r for r in those if r["verdict"] == "ok"]
         head = (problem, method, f"{budget:,}", f"{len(ok)} / {len(those)}")
-        rows.append((*head, _means(those), _means(ok), _log_z(those), _log_z(ok), _mean_error(those)))
-    header = ["problem", "method", "rows", "OK", "means, all", "OK", "log Z, all", "OK", "error"]
+        last = (f"{_effective(those):.0f}", _mean_error(those))
+        rows.append((*head, _means(those), _means(ok), _log_z(those), _log_z(ok), *last))
+    header = ["problem", "method", "rows", "OK", "means, all", "OK", "log Z, all", "OK", "effective", "error"]
     return markdown(header, rows)
+
+
+def with_plenty(records: list[Record]) -> str:
+    """How many runs are judged OK with ten times the rows that they need.
+
+    A run needs as many rows as give all of its scalars an error of a third of a standard deviation, as ten independent
+    draws do. The error is measured against the truth over all runs of a problem, method and budget.
+    """
+    cells: dict[str, list[list[Record]]] = {}
+    for those in _cells(records).values():
+        if _effective(those) >= 10 * ENOUGH:
+            cells.setdefault(those[0]["method"], []).append(those)
+    rows = []
+    for method, found in sorted(cells.items()):
+        ok = [r["verdict"] == "ok" for those in found for r in those]
+        rows.append((method, len(found), len(ok), f"{100 * sum(ok) / len(ok):.0f} %"))
+    return markdown(["method", "problems and budgets", "runs", "judged OK"], rows)
+
+
+def _cells(records: list[Record]) -> dict[tuple[str, str, int], list[Record]]:
+    """Records by problem, method and budget."""
+    cells: dict[tuple[str, str, int], list[Record]] = {}
+    for r in sorted(records, key=lambda r: (r["problem"], r["method"], r["budget"])):
+        cells.setdefault((r["problem"], r["method"], r["budget"]), []).append(r)
+    return cells
+
+
+def _effective(records: list[Record]) -> float:
+    """Independent draws whose mean would have the same error, for the scalar that is known worst."""
+    names = {name for r in records for name in r["means"]}
+    squares = [
+        [(m["value"] - m["truth"]) ** 2 / m["variance"] for r in records if (m := r["means"].get(name))]
+        for name in names
+    ]
+    return min((1 / max(float(np.mean(s)), 1e-12) for s in squares), default=0.0)
 
 
 def reasons(records: list[Record]) -> str:

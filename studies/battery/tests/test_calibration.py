@@ -40,6 +40,10 @@ def test_records_are_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.Mon
             assert 0 < m["variance"] < 0.26
     text = calibration.table(found)
     assert "| SMC | 2,000 | 2 |" in text
+    exact = [{**r, "means": {"f": {"value": 1.1, "truth": 1.0, "variance": 4.0}}} for r in found]  # 400 draws
+    assert "| SMC | 1 | 2 |" in calibration.with_plenty(exact)
+    poor = [{**r, "means": {**r["means"], "g": {"value": 2.0, "truth": 1.0, "variance": 4.0}}} for r in exact]
+    assert "SMC" not in calibration.with_plenty(poor)
     assert "SMC" in calibration.by_problem(found)
     assert calibration.reasons(found).count("| SMC |") == len(
         {calibration._kind(x) for r in found for x in r["reasons"]}

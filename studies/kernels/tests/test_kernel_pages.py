@@ -6,7 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
+from studies.kernels import measure as measuring
 from studies.kernels.__main__ import HERE, main
+from studies.kernels.problems import SETTINGS, TASKS
 from studies.shared.pages import BLOCK
 
 PAGES = ("README.md", "tables.md")
@@ -39,3 +41,17 @@ def test_a_quick_run_resolves_no_order(tmp_path: Path) -> None:
     readme, pages = filled(tmp_path)
     assert "| series of errors that resolve an order | 0 of 48 |\n| their order | not resolved |" in readme
     assert pages.count("| not resolved | 0 |") == 48
+
+
+def test_one_sampler_is_measured_again_and_the_others_are_kept(monkeypatch):
+    monkeypatch.setattr(measuring, "SETTINGS", SETTINGS[:1])
+    monkeypatch.setattr(measuring, "TASKS", TASKS[:1])
+    name = measuring.Problem(SETTINGS[0], TASKS[0]).name
+    samplers = ["CREPE", measuring.SMALL_BATCHES, "guidance alone"]
+    before = {"seed": 0, "versus": [{"problem": name, "sampler": s, "mode_error": (9.0, 9.0)} for s in samplers]}
+    after = measuring.measure_again(before, [measuring.SMALL_BATCHES], measuring.QUICK)
+    assert [r["sampler"] for r in after["versus"]] == samplers
+    assert after["versus"][0] == before["versus"][0]
+    assert after["versus"][2] == before["versus"][2]
+    assert 0 < after["versus"][1]["mode_error"][0] < 0.2
+    assert after["versus"][1]["rows"] <= measuring.QUICK.versus_rows * 2
