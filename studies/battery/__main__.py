@@ -1,4 +1,4 @@
-"""`python -m studies.battery calibrate`: are stated errors and verdicts right?"""
+"""`python -m studies.battery calibrate`: are stated errors and verdicts right? `compare`: what do methods cost?"""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.progress import track
 
-from studies.battery import calibration
+from studies.battery import calibration, compare
 from studies.battery.methods import METHODS
 from studies.battery.problems import random
+from studies.battery.records import Record
 from studies.shared.pages import fill
 
 PAGE = Path(__file__).parent / "README.md"
@@ -19,24 +20,55 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.battery", description=__doc__)
     commands = parser.add_subparsers(required=True)
     sub = commands.add_parser("calibrate", help="coverage of intervals, and of verdicts")
-    sub.add_argument("--seeds", type=int, default=4, help="samplers per problem, method and budget")
-    sub.add_argument("--groups", type=int, default=5, help="runs that share a sampler")
+    _common(sub, seeds=4, groups=5, methods=["replica exchange", "SMC"], out="results/calibration")
+    sub.add_argument("--reasons", action="store_true", help="print why runs were not judged OK")
+    sub.set_defaults(run=_calibrate)
+    sub = commands.add_parser("compare", help="what each method costs, relative to independent draws")
+    _common(sub, seeds=2, groups=8, methods=list(compare.METHODS), out="results/compare")
+    sub.set_defaults(run=_compare)
+    given = parser.parse_args(arguments)
+    given.run(given)
+
+
+def _common(sub: argparse.ArgumentParser, seeds: int, groups: int, methods: list[str], out: str) -> None:
+    sub.add_argument("--seeds", type=int, default=seeds, help="samplers per problem, method and budget")
+    sub.add_argument("--groups", type=int, default=groups, help="runs that share a sampler")
     sub.add_argument("--budgets", type=int, nargs="+", default=[20_000, 200_000], help="network rows per run")
     sub.add_argument("--hard", type=int, default=2_000_000, help="a further budget for hard problems; 0: none")
     sub.add_argument("--problems", nargs="+", metavar="NAME", help="default: one of every kind")
     sub.add_argument("--held-out", type=int, nargs="+", metavar="SEED", help="the problems of these seeds instead")
-    sub.add_argument("--methods", nargs="+", default=["replica exchange", "SMC"], choices=list(METHODS))
+    sub.add_argument("--methods", nargs="+", default=methods, choices=list(METHODS))
     sub.add_argument("--workers", type=int, default=2)
-    sub.add_argument("--out", type=Path, default=Path("results/calibration"))
-    sub.add_argument("--reasons", action="store_true", help="print why runs were not judged OK")
+    sub.add_argument("--out", type=Path, default=Path(out))
     sub.add_argument("--write", action="store_true", help="put the tables into the README of the study")
-    given = parser.parse_args(arguments)
-    names = given.problems or list(calibration.DEFAULT)
+
+
+def _measured(given: argparse.Namespace, default: tuple[str, ...], name: str) -> list[Record]:
+    names = given.problems or list(default)
     if given.held_out is not None:
         names = [p.name for seed in given.held_out for p in random(seed)]
     jobs = calibration.jobs(names, given.methods, given.budgets, given.hard or None, given.seeds, given.groups)
     done = calibration.run_all(jobs, given.out, given.workers)
-    records = [r for batch in track(done, "calibration", total=len(jobs)) for r in batch]
+    return [r for batch in track(done, name, total=len(jobs)) for r in batch]
+
+
+def _compare(given: argparse.Namespace) -> None:
+    records = _measured(given, compare.DEFAULT, "comparison")
+    found = compare.costs(records)
+    print(compare.table(found))
+    print()
+    print(compare.summary(found))
+    compare.figure(found, given.out / "compare.png")
+    print(f"Figure: {given.out / 'compare.png'}")
+    if given.write:
+        kind = "costs" if given.held_out is None else "held out costs"
+        fill(PAGE, {kind: compare.table(found), f"{kind} summary": compare.summary(found)})
+        if given.held_out is None:
+            compare.figure(found, PAGE.parent / "compare.png")
+
+
+def _calibrate(given: argparse.Namespace) -> None:
+    records = _measured(given, calibration.DEFAULT, "calibration")
     print(calibration.by_problem(records))
     print()
     print(calibration.table(records))

@@ -15,7 +15,7 @@ import crepe_diffusion as cd
 from studies.battery.problems import Problem
 from studies.battery.records import Group
 
-__all__ = ["METHODS", "Method", "pilot", "replica_exchange", "smc"]
+__all__ = ["METHODS", "Method", "chosen_by_pilot", "few_chains", "particle_gibbs", "pilot", "replica_exchange", "smc"]
 
 Method = Callable[[Problem, int, int, int], list[Group]]
 
@@ -67,4 +67,70 @@ def smc(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
     return [Group(out.of_batches(batches), rows, found.rows) for batches in _slices(sampler.n_batches, n_groups)]
 
 
-METHODS: dict[str, Method] = {"replica exchange": replica_exchange, "SMC": smc}
+def few_chains(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
+    """Replica exchange as `cd.sample` would run it: a small pilot, few chains with many trips each, nothing dropped."""
+    found = _small_pilot(problem, budget, seed)
+    best = found.plan().best
+    each = found.iteration_rows(best.pairs, best.substeps)
+    iterations = (budget - found.rows) / each
+    n_chains = max(1, min(N_CHAINS, int(iterations / (20 * (best.pairs + best.delay)))))
+    chain = cd.ReplicaExchange(
+        problem.target, pilot=found, n_chains=n_chains * n_groups, seed=seed, proposal=problem.proposal
+    )
+    out = chain.sample(max(8, int(iterations / n_chains) - 1), progress=False)
+    rows = found.rows + (out.evaluations.rows - found.rows) // n_groups
+    more = {"levels": chain.ladder.n_levels, "substeps": chain.ladder.substeps, "chains": n_chains}
+    return [Group(out.of_chains(chains), rows, found.rows, more) for chains in _slices(chain.n_chains, n_groups)]
+
+
+def _small_pilot(problem: Problem, budget: int, seed: int) -> cd.Pilot:
+    """A tenth of the budget for its walks, with 16 to 64 particles, and the default fit."""
+    n = min(64, max(16, budget // (20 * problem.walk_rows)))
+    return cd.pilot(problem.target, problem.ladder(problem.steps + 1), n=n, seed=seed, proposal=problem.proposal)
+
+
+def particle_gibbs(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
+    """One chain of 16 to 64 particles, begun by a pass of SMC; fitted by a pilot."""
+    found = _small_pilot(problem, budget, seed)
+    walks = (budget - found.rows) // problem.walk_rows
+    n = min(64, max(16, walks // 16))
+    chain = cd.ParticleGibbs(
+        problem.target,
+        found.ladder,
+        n_particles=n,
+        n_chains=n_groups,
+        seed=seed,
+        proposal=problem.proposal,
+        process=found.process,
+    )
+    out = chain.sample(max(4, walks // n - 1), progress=False)
+    rows = found.rows + out.evaluations.rows // n_groups
+    return [Group(out.of_chains(chains), rows, found.rows, {"particles": n}) for chains in _slices(n_groups, n_groups)]
+
+
+def chosen_by_pilot(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
+    """`cd.sample` with all of its budget; every group has its own pilot and makes its own choice."""
+    groups = []
+    for i in range(n_groups):
+        out = cd.sample(
+            problem.target,
+            problem.ladder(problem.steps + 1),
+            n_effective=budget,
+            budget=budget,
+            scalars=problem.scalars,
+            seed=seed * n_groups + i,
+            proposal=problem.proposal,
+            progress=False,
+        )
+        forecasts = {f.method: f.effective for f in out.forecasts}
+        groups.append(Group(out, out.evaluations.rows, out.pilot.rows, forecasts | {"chosen": out.forecasts[0].method}))
+    return groups
+
+
+METHODS: dict[str, Method] = {
+    "replica exchange": replica_exchange,
+    "SMC": smc,
+    "exchange, few chains": few_chains,
+    "particle Gibbs": particle_gibbs,
+    "cd.sample": chosen_by_pilot,
+}

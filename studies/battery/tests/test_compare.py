@@ -1,0 +1,66 @@
+"""What a method costs: the arithmetic on records that were written by hand, and new methods on a tiny problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from checks import refuted
+from studies.battery import compare
+from studies.battery.calibration import chosen
+from studies.battery.methods import METHODS
+from studies.battery.problems import tokens
+
+PROBLEM = "masked tokens 4x3 mild w=2 w'=2"
+
+
+def run(method: str, deviation: float, rows: int = 1000, budget: int = 1000) -> dict:
+    """A run whose two scalars are off by this many standard deviations, up and down."""
+    means = {
+        "a": {"value": 0.5 + 0.2 * deviation, "truth": 0.5, "variance": 0.04},
+        "b": {"value": 3.0 - 2.0 * deviation, "truth": 3.0, "variance": 4.0},
+    }
+    return {"problem": PROBLEM, "method": method, "budget": budget, "rows": rows, "means": means}
+
+
+def test_independent_draws_cost_one():
+    walk = chosen(PROBLEM).walk_rows
+
+    def check(deviation: float) -> None:
+        (cost,) = compare.costs([run("exact", deviation), run("exact", -deviation)])
+        assert cost.value == pytest.approx(1)
+        assert cost.effective == pytest.approx(1000 / walk)
+
+    check((walk / 1000) ** 0.5)
+    refuted(check, 2 * (walk / 1000) ** 0.5)
+
+
+def test_a_run_that_broke_off_has_found_nothing():
+    broken = {**run("SMC", 0.0), "means": {}, "rows": 0}
+    (cost,) = compare.costs([broken, run("SMC", 0.0)])
+    assert cost.effective == pytest.approx(2)
+    assert not cost.works
+
+
+def test_marks_are_judged_against_the_best_of_the_others(tmp_path: Path):
+    runs = [run("SMC", d) for d in (0.1, -0.1)] + [run("particle Gibbs", d) for d in (0.13, -0.13)]
+    runs += [run("exchange, few chains", d) for d in (0.3, -0.3)] + [run("cd.sample", d) for d in (0.11, -0.11)]
+    found = compare.costs(runs)
+    text = compare.summary(found)
+    assert "| particle Gibbs | SMC, where it works | 2 | 1.7 | 1 of 1 | 1 of 1 |" in text
+    assert "| exchange, few chains | SMC, where it works | 5 | 9 | 0 of 1 | 0 of 1 |" in text
+    assert "| cd.sample | the best of the others | 1.5 | 1.2 | 1 of 1 | 1 of 1 |" in text
+    assert compare.table(found).count("**") == 2
+    compare.figure(found, tmp_path / "compare.png")
+    assert (tmp_path / "compare.png").stat().st_size > 5_000
+
+
+@pytest.mark.parametrize("method", ["exchange, few chains", "particle Gibbs", "cd.sample"])
+def test_methods_obey_the_budget_with_their_set_up(method):
+    problem = tokens("masked", 4, 3)
+    one, two = METHODS[method](problem, 2000, 1, 2)
+    for group in (one, two):
+        assert 0 < group.setup < group.rows == pytest.approx(2000, rel=0.15)
+    assert not torch.equal(one.out.x, two.out.x)
