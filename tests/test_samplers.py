@@ -281,6 +281,18 @@ def test_a_new_target_is_followed_and_a_bad_one_changes_nothing(name):
     assert not torch.equal(sampler.output(), twin.output())
 
 
+def test_a_chain_that_was_refined_has_the_law_of_a_fresh_one():
+    """As SMC and particle Gibbs have in their own tests: the new target's mean, and not the old one's."""
+    tilted = MIXTURE.tilt(lambda x: -0.6 * x[:, 0], on="state", anneal=cd.anneal.linear())
+    chain = cd.ReplicaExchange(MIXTURE, LADDER, n_chains=60, **FAST)
+    fresh = cd.ReplicaExchange(tilted, LADDER, n_chains=60, **{**FAST, "seed": 8})
+    before = chain.sample(10, burn_in=10).mean(first)
+    chain.target = tilted
+    after, wanted = (c.sample(15, burn_in=25).mean(first) for c in (chain, fresh))
+    assert abs(after.value - wanted.value) < 5 * math.hypot(after.error, wanted.error)
+    assert abs(after.value - before.value) > 5 * math.hypot(after.error, before.error)
+
+
 def test_steps_of_plain_denoising_are_independent_draws_of_the_model():
     sampler = cd.Plain(MIXTURE, LADDER, n_chains=400, **FAST)
     draws = []
