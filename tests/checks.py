@@ -26,6 +26,13 @@ def refuted(check: Callable[..., Any], *args: Any, **options: Any) -> None:
         check(*args, **options)
 
 
+def assert_near(what: str, found: Tensor, expected: Tensor, **tolerance: float) -> None:
+    """`assert_close` that prints the largest difference: `pytest -s` fills the table of docs/your-model.md."""
+    torch.testing.assert_close(found, expected, **tolerance)
+    error, size = (float(z.detach().abs().max()) for z in (found - expected, expected))
+    print(f"largest difference, {what}: {error:.1e} of {size:.2g}")
+
+
 def assert_mean(values: Tensor, truth: Tensor | float, z: float = Z) -> None:
     """Independent rows of values (n, ...) have this mean, to z standard errors each."""
     values = values.to(torch.float64)

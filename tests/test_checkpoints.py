@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import crepe_diffusion as cd
-from checks import assert_mean, f64, refuted
+from checks import assert_mean, assert_near, f64, refuted
 from crepe_diffusion.models.networks import Networks
 from crepe_diffusion.models.parametrisations import AffinePath
 from crepe_diffusion.processes import Gaussian
@@ -56,7 +56,7 @@ def test_an_edm_network_is_the_denoiser_at_the_levels_of_its_own_sampler():
     ladder = p.ladder(9)
     i = torch.arange(9, dtype=torch.float64) / 8
     torch.testing.assert_close(ladder.times, (0.002 ** (1 / 7) + i * (80 ** (1 / 7) - 0.002 ** (1 / 7))) ** 7)
-    check = lambda found: torch.testing.assert_close(found, closed_form(y - 2, ladder.times) + 2)  # noqa: E731
+    check = lambda found: assert_near("D of EDM", found, closed_form(y - 2, ladder.times) + 2)  # noqa: E731
     check(p.predict(y, ladder.times.to(torch.float32).to(torch.float64)))
     refuted(check, p.given(1).predict(y, ladder.times))
 
@@ -276,7 +276,7 @@ def test_a_flow_is_the_closed_form_of_gaussian_data(name):
         p = cd.models.from_velocity(gaussian_velocity(path), (3,), noise_at=noise_at, path=given, dtype=torch.float64)
         sigma = p.ladder(9).times
         y = sigma[:, None] * Stream(2).normal((9, 3))
-        torch.testing.assert_close(p.predict(y, sigma), closed_form(y, sigma), rtol=1e-7, atol=1e-7)
+        assert_near(f"D of a flow, {name}", p.predict(y, sigma), closed_form(y, sigma), rtol=1e-7, atol=1e-7)
 
     check(given)
     refuted(check, wrong)
@@ -299,7 +299,8 @@ def test_paths_of_flow_matching_are_read_as_they_are():
         )
 
         def check(sigma, p=p, x=x, out=out, theirs=theirs):
-            torch.testing.assert_close(p.predict(x / out.alpha_t[:, None], sigma), theirs, rtol=1e-6, atol=1e-6)
+            found, name = p.predict(x / out.alpha_t[:, None], sigma), type(p.shared.parametrisation.path).__name__
+            assert_near(f"velocity_to_target of {name}", found, theirs, rtol=1e-6, atol=1e-6)
 
         check(out.sigma_t / out.alpha_t)
         refuted(check, 1.1 * out.sigma_t / out.alpha_t)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import crepe_diffusion as cd
-from checks import f64, refuted
+from checks import assert_near, f64, refuted
 from crepe_diffusion.models.networks import Networks
 from crepe_diffusion.models.parametrisations import TrainingSteps
 from crepe_diffusion.paths import denoise
@@ -117,7 +117,7 @@ def test_the_denoiser_is_the_closed_form_of_gaussian_data():
 
     def check(found, y, sigma):
         s2 = sigma[:, None, None, None] ** 2
-        torch.testing.assert_close(found, (RHO**2 * y + s2 * MU) / (RHO**2 + s2), rtol=1e-6, atol=1e-6)
+        assert_near(f"D of {name}", found, (RHO**2 * y + s2 * MU) / (RHO**2 + s2), rtol=1e-6, atol=1e-6)
 
     for name, (scheduler, network, kind) in cases().items():
         net = Exact(network(scheduler, kind)).eval()
@@ -193,7 +193,7 @@ def test_plain_sampling_is_the_ddpm_sampler_with_its_variance(monkeypatch):
                 ours[rho] = denoise(chain.evaluate, ours[rho], times[i + 1], times[i], stream.at(i))
 
     def check(found):
-        torch.testing.assert_close(found, x, rtol=1e-4, atol=1e-4)
+        assert_near("25 steps of DDPMScheduler.step", found, x, rtol=1e-4, atol=1e-4)
 
     check(ours[0.0])
     refuted(check, ours[7.0])
@@ -264,7 +264,7 @@ def test_a_pipeline_is_reproduced_with_prompts_guidance_and_decoder(name):
 
     def check(p):
         z = ode(p, uncond, SCALE, y, torch.cat([sigmas, f64([0.0])]))
-        torch.testing.assert_close(p.decode(z).clamp(0, 1), images.detach(), rtol=1e-4, atol=1e-4)
+        assert_near(f"images of {name}", p.decode(z).clamp(0, 1), images.detach(), rtol=1e-4, atol=1e-4)
 
     check(p)
     refuted(check, p.given(other))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import crepe_diffusion as cd
-from checks import refuted
+from checks import assert_near, refuted
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.processes import Gaussian
 from crepe_diffusion.rewards import Aesthetic, Classifier, ClipScore, EachImage, ImageReward
@@ -138,22 +138,8 @@ def images():
 
 @pytest.fixture(scope="module")
 def clip():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(1)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {
-        **sizes,
-        "vocab_size": 7,
-        "max_position_embeddings": 8,
-        "eos_token_id": 1,
-        "bos_token_id": 0,
-        "pad_token_id": 0,
-    }
-    vision = {**sizes, "image_size": 32, "patch_size": 8}
-    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=12)
-    model = stand_ins._random(transformers.CLIPModel(config))
-    model.logit_scale.data.fill_(2.0)
-    return model, stand_ins._tokenizer()
+    pytest.importorskip("transformers")
+    return stand_ins.clip()
 
 
 def test_pixels_are_prepared_as_by_the_image_processor(images):
@@ -167,7 +153,9 @@ def test_pixels_are_prepared_as_by_the_image_processor(images):
     theirs = processor(pictures, return_tensors="pt")["pixel_values"]
 
     def check(prepare):  # eight bits before and after resizing: at most one level of 255, over the least deviation
-        assert (prepare(as_bytes / 255) - theirs).abs().max() < 1.5 / 255 / min(CLIP_STD)
+        assert_near(
+            "pixels of an image processor", prepare(as_bytes / 255), theirs, atol=1.5 / 255 / min(CLIP_STD), rtol=0
+        )
 
     check(Preprocess(32))
     check(Preprocess.of(processor.to_dict()))
@@ -197,7 +185,7 @@ def test_the_clip_score_is_that_of_torchmetrics(clip, images):
     def check(score):
         for image, ours in zip(as_bytes, score(as_bytes / 255), strict=True):
             theirs = functional.clip_score(image, "a red cat", model_name_or_path=lambda: (Former(), processor))
-            torch.testing.assert_close(ours.clamp(min=0), theirs, atol=0.2, rtol=0)
+            assert_near("CLIP score", ours.clamp(min=0), theirs, atol=0.2, rtol=0)
 
     check(score)
     refuted(check, ClipScore("dog", model, tokenizer))
@@ -228,7 +216,7 @@ def test_an_aesthetic_head_is_read_from_its_file(clip, images, tmp_path):
 
     def check(embedding):
         found = Aesthetic(tmp_path / "head.pth", model)(images)
-        torch.testing.assert_close(found, layers(embedding)[:, 0])
+        assert_near("aesthetic head", found, layers(embedding)[:, 0])
 
     check(embedding / embedding.norm(dim=-1, keepdim=True))
     refuted(check, embedding)
@@ -258,7 +246,7 @@ def test_a_classifier_gives_the_log_probability_of_its_label(images, tmp_path):
     loaded = Classifier("dog", str(tmp_path))  # as a name on the hub is loaded
     found = loaded(images)
     logits = model(loaded.preprocess(images)).logits
-    torch.testing.assert_close(found, logits.log_softmax(-1)[:, 1], rtol=1e-3, atol=1e-3)
+    assert_near("log p(label)", found, logits.log_softmax(-1)[:, 1], rtol=1e-3, atol=1e-3)
     refuted(torch.testing.assert_close, found, logits.log_softmax(-1)[:, 0], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(Classifier(1, model)(images), found, rtol=1e-3, atol=1e-3)
     total = sum(Classifier(i, model)(images).exp() for i in range(3))
@@ -316,7 +304,8 @@ def test_image_reward_is_blip_with_its_head(images, tmp_path):
         )
         raw = head(out.question_embeds[:, 0])[:, 0]
         found = ImageReward(prompt, state, tokenizer)(images)
-        torch.testing.assert_close(found, (raw - 0.16717362830052426) / 1.0333394966054072, rtol=1e-4, atol=1e-4)
+        expected = (raw - 0.16717362830052426) / 1.0333394966054072
+        assert_near("ImageReward", found, expected, rtol=1e-4, atol=1e-4)
 
     check("a red cat")
     refuted(check, "dog")

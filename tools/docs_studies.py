@@ -25,8 +25,8 @@ SIDES = ("studies/", "examples/")
 
 def on_files(files: Files, config: Any) -> Files:
     """Add every page and picture of a study, and every example."""
-    for path in sorted((ROOT / "examples").iterdir()):
-        where = site_path(f"examples/{path.name}")
+    for path in sorted((ROOT / "examples").rglob("*")):
+        where = site_path(path.relative_to(ROOT).as_posix())
         if path.suffix in SOURCES:
             text = f"# {path.name}\n\n```{SOURCES[path.suffix]}\n{path.read_text('utf-8')}```\n"
             files.append(File.generated(config, where, content=text))

@@ -154,6 +154,20 @@ def flux(guidance: bool = True, seed: int = 0) -> Any:
     return _quiet(pipe)
 
 
+def clip(seed: int = 1) -> tuple[Any, Any]:
+    """Nothing: without a network `ClipScore` loads "openai/clip-vit-base-patch16" itself."""
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(seed)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"vocab_size": len(WORDS), "max_position_embeddings": 8, "eos_token_id": 1, "bos_token_id": 0}
+    vision = {**sizes, "image_size": 32, "patch_size": 8}
+    config = CLIPConfig(text_config={**sizes, **text, "pad_token_id": 0}, vision_config=vision, projection_dim=12)
+    network = _random(CLIPModel(config))
+    network.logit_scale.data.fill_(2.0)
+    return network, _tokenizer()
+
+
 class EDMNet(nn.Module):
     """The interface of EDM's and EDM2's networks, around a small one: `net(x, sigma, labels) -> D`."""
 
