@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import crepe_diffusion as cd
+from crepe_diffusion.rewards import ImageReward
 from crepe_diffusion.run import Experiment
 
 __all__ = ["PROMPTS", "Cost", "imagenet", "load_network", "steps"]
@@ -109,12 +110,10 @@ def imagenet(
 
     class OfImage:
         def __init__(self, prompt: str, weights: str):
-            rewards: Any = importlib.import_module("crepe_diffusion.rewards")
-            self.judge = rewards.ImageReward(prompt, weights).to(device)
+            self.judge = ImageReward(prompt, weights).to(device)
 
         def __call__(self, x: Tensor) -> Tensor:
-            score: Tensor = self.judge(decode(x))
-            return score
+            return self.judge(decode(x))
 
     kinds: dict[str, Callable[..., Any]] = {"image-reward": OfImage, "brightness": brightness}
     return Experiment(law, rewards=kinds, scalars={"brightness": brightness}, defaults=defaults(task))

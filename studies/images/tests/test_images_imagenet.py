@@ -56,6 +56,21 @@ class Latents(torch.nn.Module):
         return x / (1 + s**2) + 0.3 * s / (1 + s**2).sqrt() * inner.tanh()
 
 
+class Judge:
+    """In the place of ImageReward, whose own test is in the library's."""
+
+    def __init__(self, prompt, weights):
+        assert prompt == imagenet.PROMPTS[417]
+        assert weights == "weights/ImageReward.pt"
+
+    def to(self, device):
+        return self
+
+    def __call__(self, images):
+        assert images.shape[1:] == (3, 16, 16)
+        return images.flatten(1).mean(1)
+
+
 @pytest.fixture
 def weights(tmp_path):
     """Two networks as `convert_edm` writes them."""
@@ -73,10 +88,10 @@ def test_a_preset_runs_from_its_file_to_images(weights, monkeypatch):
     vae = stand_ins.vae()
     diffusers = pytest.importorskip("diffusers")
     monkeypatch.setattr(diffusers.AutoencoderKL, "from_pretrained", lambda name: vae)
+    monkeypatch.setattr(imagenet, "ImageReward", Judge)
     config = tomllib.loads((HERE / "imagenet-512.toml").read_text())
     config["options"] |= {key: str(weights / f"{key}.safetensors") for key in ("net", "partner")}
     config["options"] |= {"device": "cpu", "kind": f"{__name__}:Latents"}
-    config["reward"][0]["function"] = {"kind": "brightness"}
     with cd.Run.start(weights / "run", config) as run:
         assert run.sampler.ladder.n_levels == 33
         assert isinstance(run.sampler.evaluate.process, cd.processes.EulerMaruyama)
