@@ -14,6 +14,7 @@ from crepe_diffusion.batches import IMPOSSIBLE, rows_like
 from crepe_diffusion.counts import Counts
 from crepe_diffusion.devices import is_home, real, resident
 from crepe_diffusion.errors import InputError, NonFiniteError, check_choice
+from crepe_diffusion.models.conditions import Each
 from crepe_diffusion.models.networks import Networks, common_device
 from crepe_diffusion.processes import Evaluation, Process
 from crepe_diffusion.processes.discrete import Asked, InTurn
@@ -67,9 +68,17 @@ class Evaluator:
         process.check_times(ladder.times)
         process.check_event(torch.Size(target.models[0].event_shape))
         self.networks = Networks(target.models, process.is_discrete)
+        if process.is_discrete and self.networks.n_conditions > 1:
+            raise InputError("tokens have one condition for all chains: give several prompts instead, (chains, length)")
         self.rewards = RewardSum(target.rewards, proposal.guidance, ladder, process, self.coefficients)
         self.keeps_predictions = process.keeps_predictions(torch.Size(target.models[0].event_shape))
         """Whether an evaluation holds predictions; if not, it holds rewards only, and tokens are asked for."""
+
+    @property
+    def n_groups(self) -> int:
+        """How many groups of chains have a law of their own, by their conditions or prompts."""
+        event = torch.Size(self.target.models[0].event_shape)
+        return max(self.networks.n_conditions, self.process.n_prompts(event))
 
     @property
     def network_rows(self) -> int:
@@ -104,9 +113,12 @@ class Evaluator:
         x, t = x.to(self.device), t.to(self.device, self.real)
         if not self.keeps_predictions and not (rewards and self.rewards.on_predictions):
             return self.known(x, t, Evaluation.nothing(x), rewards=rewards)
-        *predictions, drift, reward, bad = by_blocks(
-            lambda rows: self._chunk(x[rows], t[rows], rewards), len(x), self._block(len(x)), x.device
-        )
+        which = self._which(len(x))
+
+        def parts(rows: Rows) -> tuple[Tensor, ...]:
+            return self._chunk(x[rows], t[rows], rewards, None if which is None else which[rows])
+
+        *predictions, drift, reward, bad = by_blocks(parts, len(x), self._block(len(x)), x.device)
         terms = self.rewards
         self._count(len(x), terms.through_networks)
         terms.taken()  # in this process, of the rows that it had
@@ -187,7 +199,13 @@ class Evaluator:
         first = min([float(self.ladder.times[0]), *self.ladder.finish])
         return t.clamp(first, float(self.ladder.times[-1]))
 
-    def _chunk(self, x: Tensor, t: Tensor, rewards: bool) -> tuple[Tensor, ...]:
+    def _which(self, n_rows: int) -> Tensor | None:
+        """The condition of each row of a whole batch, where chains have conditions of their own."""
+        if self.networks.n_conditions == 1:
+            return None
+        return Each.which_of(self.networks.n_conditions, n_rows).to(self.device)
+
+    def _chunk(self, x: Tensor, t: Tensor, rewards: bool, which: Tensor | None) -> tuple[Tensor, ...]:
         """Predictions, drift and reward of some rows, and which of them have a number that is not finite."""
         terms, n = self.rewards, len(x)
         lost = None
@@ -197,7 +215,7 @@ class Evaluator:
         value = torch.zeros(n, dtype=self.real, device=x.device)
         with torch.set_grad_enabled(terms.through_networks):
             x_in = x.detach().requires_grad_() if terms.gradient else x
-            predictions = self.networks.predict(x_in, self._model_time(x, t))
+            predictions = self.networks.predict(x_in, self._model_time(x, t), which)
             if terms.gradient:
                 r, guidance = terms.value_and_gradient(x_in, t, predictions)
                 value = value + r

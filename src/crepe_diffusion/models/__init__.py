@@ -1,6 +1,7 @@
 """Pretrained diffusions: the protocol of the core, wrappers for functions, adapters for checkpoints, known truths."""
 
 from crepe_diffusion.models.base import Denoiser, Model, TokenModel
+from crepe_diffusion.models.conditions import Each
 from crepe_diffusion.models.diffusers import from_diffusers
 from crepe_diffusion.models.edm import EDM
 from crepe_diffusion.models.edm_checkpoints import edm2_decoder, from_edm
@@ -17,6 +18,7 @@ from crepe_diffusion.models.tokens import LanguageModel
 __all__ = [
     "EDM",
     "Denoiser",
+    "Each",
     "GaussianMixture",
     "LanguageModel",
     "Model",

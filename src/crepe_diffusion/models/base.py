@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from crepe_diffusion.devices import resident
 from crepe_diffusion.errors import InputError, check_choice
-from crepe_diffusion.models.conditions import Condition, check_condition, map_leaves, structure
+from crepe_diffusion.models.conditions import Condition, Each, check_condition, for_rows, map_leaves, structure
 from crepe_diffusion.models.networks import as_tensor, device_of, identity
 from crepe_diffusion.processes import Gaussian, Masked, Process, Uniform
 
@@ -75,6 +75,15 @@ class Model(ABC):
         """The process that this model was trained on, with the kernels that suit it best."""
 
     @property
+    def n_conditions(self) -> int:
+        """How many conditions its chains have: 1 if all have the same."""
+        return 1
+
+    def at_rows(self, which: Tensor) -> Model:
+        """The same model for rows of which each has the condition of this number, (rows,)."""
+        return self
+
+    @property
     def network(self) -> Hashable:
         """Models with equal values are evaluated in one call of `predict_together`."""
         return id(self)
@@ -110,7 +119,7 @@ class _Wrapped(Model):
         self,
         function: Callable[..., Tensor],
         event_shape: Sequence[int],
-        condition: Condition | None,
+        condition: Condition | Each | None,
         network: object,
         dtype: torch.dtype,
         device: torch.device | str | None,
@@ -132,6 +141,18 @@ class _Wrapped(Model):
         self.dtype = dtype
         self._device = None if device is None else torch.device(device)
         self._network = function if network is None else network
+        self.which: Tensor | None = None
+
+    @property
+    def n_conditions(self) -> int:
+        return len(self.condition.conditions) if isinstance(self.condition, Each) else 1
+
+    def at_rows(self, which: Tensor) -> Model:
+        if self.n_conditions == 1:
+            return self
+        bound = copy(self)
+        bound.which = which
+        return bound
 
     @property
     def device(self) -> torch.device:
@@ -149,10 +170,8 @@ class _Wrapped(Model):
         if self.condition is None:  # the models are equal, so one prediction serves them all
             return [as_tensor(self.function(x, t), "the function of a model")] * len(models)
         n = len(models)
-        conditions: list[Condition] = [m.condition for m in models]  # type: ignore[attr-defined]
-        batch = map_leaves(
-            lambda *leaves: torch.cat([resident(c, x.device).expand(len(x), *c.shape) for c in leaves]), *conditions
-        )
+        each = [for_rows(m.condition, m.which, x) for m in models]  # type: ignore[attr-defined]
+        batch = map_leaves(lambda *leaves: torch.cat(leaves), *each)
         out = self.function(x.repeat(n, *[1] * (x.ndim - 1)), t.repeat(n), batch)
         return list(as_tensor(out, "the function of a model").chunk(n))
 
@@ -176,8 +195,8 @@ def checked_event(event_shape: object) -> tuple[int, ...]:
 class Denoiser(_Wrapped):
     """A Gaussian diffusion given by its denoiser `D(y, sigma)`, or `D(y, sigma, condition)`.
 
-    `condition` is a tensor (a class label, an embedding), or a tuple or dictionary of tensors, without a batch axis.
-    The function gets it with one row per state.
+    `condition` is a tensor (a class label, an embedding), or a tuple or dictionary of tensors, without a batch axis, or
+    `Each` of several, one for each chain. The function gets it with one row per state.
 
     Models of the same network with different conditions are evaluated in one call. Two functions are the same network
     if they are the same object, bound methods of the same object, `functools.partial` of the same things, or closures
@@ -197,7 +216,7 @@ class Denoiser(_Wrapped):
         function: Callable[..., Tensor],
         event_shape: Sequence[int],
         *,
-        condition: Condition | None = None,
+        condition: Condition | Each | None = None,
         network: object = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
@@ -215,8 +234,13 @@ class Denoiser(_Wrapped):
 
 
 def check_prompt(prompt: Tensor | None, event_shape: tuple[int, ...]) -> None:
-    """A prompt has one number per position: a token where the position is frozen, -1 where it is free."""
-    if prompt is not None and tuple(prompt.shape) != event_shape:
+    """A prompt has one number per position: a token where the position is frozen, -1 where it is free.
+
+    Several prompts, one for each chain, have a first axis more.
+    """
+    if prompt is None:
+        return
+    if tuple(prompt.shape) != event_shape and tuple(prompt.shape[1:]) != event_shape:
         raise InputError(f"a prompt needs the shape of the event {event_shape}, got {tuple(prompt.shape)}")
 
 
@@ -241,7 +265,7 @@ class TokenModel(_Wrapped):
         *,
         mask_id: int | None = None,
         prompt: Tensor | None = None,
-        condition: Condition | None = None,
+        condition: Condition | Each | None = None,
         network: object = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,

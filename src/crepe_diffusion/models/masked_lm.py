@@ -54,8 +54,9 @@ def from_masked_lm(
     """A masked language model of Hugging Face, or any function from ids (rows, length) to logits (rows, length, V).
 
     - `mask_id`: the network's own id of the mask, anywhere in its vocabulary. It is never drawn;
-    - `prompt`: the ids of one text, with the mask wherever a token is to be drawn. All else is frozen. Without a prompt
-      give the `length`;
+    - `prompt`: the ids of one text, with the mask wherever a token is to be drawn. All else is frozen. Several texts,
+      (n, length), are for n chains, or groups of chains; they have masks at the same positions. Without a prompt give
+      the `length`;
     - `forbidden`: ids that must never appear, such as `tokenizer.all_special_ids`; they may be part of the prompt;
     - `hidden`: frozen positions that the network sees as masks, (length,). `model.hiding()` hides the prompt's words:
       `cd.guided(model, model.hiding(), scale)` is guidance by the prompt, in one call of the network;

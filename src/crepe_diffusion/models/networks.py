@@ -211,11 +211,20 @@ class Networks:
         self.groups = tuple((members, [self.models[j] for j in members]) for members in groups.values())
         self.rows = sum(models[0].rows_together(models) for _, models in self.groups)
         self.n_calls = len(self.groups)
+        several = {model.n_conditions for model in self.models} - {1}
+        if len(several) > 1:
+            raise InputError(f"models of one target need equally many conditions, or one, got {sorted(several)}")
+        self.n_conditions = next(iter(several), 1)
 
-    def predict(self, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
-        """One prediction per model, checked for type, shape, dtype and device."""
+    def predict(self, x: Tensor, t: Tensor, which: Tensor | None = None) -> tuple[Tensor, ...]:
+        """One prediction per model, checked for type, shape, dtype and device.
+
+        `which` is the number of the condition that each row has, where there are several.
+        """
         out: list[Tensor] = [x] * len(self.models)
         for members, models in self.groups:
+            if which is not None:
+                models = [model.at_rows(which) for model in models]
             predictions = called(partial(models[0].predict_together, models), f"model {members[0]}", x, t)
             for j, prediction in zip(members, predictions, strict=True):
                 out[j] = self._checked(prediction, x, j)

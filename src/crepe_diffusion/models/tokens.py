@@ -95,7 +95,7 @@ class LanguageModel(TokenModel):
         weights.check_visible((prompt >= 0) & ~hidden)
         super().__init__(
             weights,
-            tuple(prompt.shape),
+            tuple(prompt.shape[-1:]),
             weights.vocab_size,
             mask_id=weights.mask_id,
             prompt=prompt if bool((prompt >= 0).any()) else None,
@@ -126,7 +126,8 @@ class LanguageModel(TokenModel):
         if prompt is None:
             raise InputError("there is no prompt to hide: give prompt= to the adapter")
         if positions is None:
-            positions = (prompt >= 0) & ~torch.isin(prompt, torch.tensor(self.function.forbidden, dtype=prompt.dtype))
+            said = ~torch.isin(prompt, torch.tensor(self.function.forbidden, dtype=prompt.dtype))
+            positions = ((prompt >= 0) & said).reshape(-1, prompt.shape[-1]).any(0)
         return LanguageModel(self.function, prompt, check_hidden(positions, prompt), self._texts)
 
     def decode(self, x: Tensor) -> list[str]:
@@ -152,7 +153,7 @@ def language_model(
         raise InputError(f"network must be a function of ids (rows, length), got {network!r}")
     weights = make(*check_vocabulary(network, vocab_size, mask_id, forbidden))
     event = event_of(prompt, length, mask_id)
-    unseen = torch.zeros_like(event, dtype=torch.bool) if hidden is None else check_hidden(hidden, event)
+    unseen = torch.zeros(event.shape[-1], dtype=torch.bool) if hidden is None else check_hidden(hidden, event)
     texts = getattr(decode, "batch_decode", decode)
     if texts is not None and not callable(texts):
         raise InputError(f"decode must be a tokenizer, or a function from lists of ids to texts, got {decode!r}")
@@ -161,8 +162,8 @@ def language_model(
 
 def check_hidden(hidden: Tensor, prompt: Tensor) -> Tensor:
     hidden = torch.as_tensor(hidden, dtype=torch.bool)
-    if hidden.shape != prompt.shape or bool((hidden & (prompt < 0)).any()):
-        raise InputError(f"hidden positions are frozen ones, as booleans of shape {tuple(prompt.shape)}")
+    if hidden.shape != prompt.shape[-1:] or bool((hidden & (prompt < 0)).any()):
+        raise InputError(f"hidden positions are frozen ones, as booleans of shape {tuple(prompt.shape[-1:])}")
     return hidden
 
 
@@ -177,9 +178,13 @@ def event_of(prompt: Tensor | Sequence[int] | None, length: int | None, mask_id:
     ids = torch.as_tensor(prompt)
     if ids.ndim == 2 and len(ids) == 1:  # as a tokenizer returns it
         ids = ids[0]
-    if ids.ndim != 1 or ids.dtype.is_floating_point or (length is not None and len(ids) != length):
-        raise InputError(f"a prompt is one id per position, (length,), got {tuple(ids.shape)} of {ids.dtype}")
+    if ids.ndim not in (1, 2) or ids.dtype.is_floating_point or (length is not None and ids.shape[-1] != length):
+        raise InputError(
+            f"a prompt is one id per position, (length,), or (chains, length), got {tuple(ids.shape)} of {ids.dtype}"
+        )
     ids = torch.where(ids == mask_id, -1, ids).to(torch.long)
+    if bool(((ids < 0) != (ids.reshape(-1, ids.shape[-1])[:1] < 0)).any()):
+        raise InputError("all prompts must have their masks at the same positions: pad the shorter ones on the left")
     if not bool((ids < 0).any()):
         raise InputError(f"the prompt leaves no position free: write the mask ({mask_id}) where a token may be drawn")
     return ids

@@ -108,6 +108,10 @@ class Process(ABC):
         """
         return False
 
+    def n_prompts(self, event: torch.Size) -> int:
+        """How many groups of chains have frozen positions of their own."""
+        return 1
+
     def keeps_predictions(self, event: torch.Size) -> bool:
         """Whether a point keeps its predictions until it moves; if not, models are asked for single tokens instead."""
         return True

@@ -46,7 +46,10 @@ BLOCK = 2**16
 
 @dataclass(frozen=True)
 class Discrete(Process):
-    """Tokens `0 .. vocab_size - 1`. Positions where `prompt >= 0` are frozen at that token."""
+    """Tokens `0 .. vocab_size - 1`. Positions where `prompt >= 0` are frozen at that token.
+
+    Several prompts, (n, *event), are for as many chains, or groups of chains; they freeze the same positions.
+    """
 
     vocab_size: int
     prompt: Tensor | None = None
@@ -91,11 +94,15 @@ class Discrete(Process):
         """Which positions may change."""
         if self.prompt is None:
             return torch.ones_like(x, dtype=torch.bool)
-        return (resident(self.prompt, x.device) < 0).expand_as(x)
+        prompt = resident(self.prompt, x.device)
+        return ((prompt[0] if prompt.ndim == x.ndim else prompt) < 0).expand_as(x)
+
+    def n_prompts(self, event: torch.Size) -> int:
+        return len(self.prompt) if self.prompt is not None and self.prompt.ndim > len(event) else 1
 
     def n_free(self, event: torch.Size) -> int:
         """How many positions may change."""
-        return int(self.free(torch.empty(event, dtype=torch.long)).sum())
+        return int(self.free(torch.empty(1, *event, dtype=torch.long)).sum())
 
     def multiplies(self, event: torch.Size) -> bool:
         return self.log_probs is None and self.n_free(event) > 1
@@ -103,7 +110,23 @@ class Discrete(Process):
     def with_prompt(self, x: Tensor) -> Tensor:
         if self.prompt is None:
             return x
-        return torch.where(self.free(x), x, resident(self.prompt, x.device).expand_as(x))
+        prompt = resident(self.prompt, x.device)
+        if prompt.ndim == x.ndim:
+            if len(x) % len(prompt):
+                raise InputError(
+                    f"{len(prompt)} prompts need a number of chains that is a multiple of it, got {len(x)} rows"
+                )
+            prompt = prompt.repeat_interleave(len(x) // len(prompt), 0)
+        return torch.where(self.free(x), x, prompt.expand_as(x))
+
+    def check_event(self, event: torch.Size) -> None:
+        prompt = self.prompt
+        if prompt is None or prompt.shape == event:
+            return
+        if prompt.shape[1:] != event:
+            raise InputError(f"a prompt needs the shape of the event {tuple(event)}, got {tuple(prompt.shape)}")
+        if bool(((prompt < 0) != (prompt[:1] < 0)).any()):
+            raise InputError("all prompts must freeze the same positions: pad the shorter ones on the left")
 
     def drift(
         self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients

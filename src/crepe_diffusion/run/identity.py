@@ -159,8 +159,9 @@ def _probe(e: Evaluator, target: Target) -> Probe:
         nonfinite="reject",
         counts=Counts(),
     )
-    x = evaluate.noise(Stream(0).at("probe"), 2)
-    s, t = e.ladder.times[0].expand(2), e.ladder.times[-1].expand(2)
+    n = 2 * evaluate.n_groups
+    x = evaluate.noise(Stream(0).at("probe"), n)
+    s, t = e.ladder.times[0].expand(n), e.ladder.times[-1].expand(n)
     # Levels may be moved during a run, but not their ends: the middle is taken from these.
     middle = torch.where(s > 0, (s * t).sqrt(), t / 2)
     at_s, at_t = evaluate(x, s), evaluate(x, t)
@@ -172,7 +173,7 @@ def _probe(e: Evaluator, target: Target) -> Probe:
         assert isinstance(e.process, InTurn)
         free = e.process.free(x).flatten(1)
         first = (free & (free.cumsum(1) <= ASKED)).long()
-        down = torch.zeros(2, dtype=torch.bool, device=x.device)
+        down = torch.zeros(n, dtype=torch.bool, device=x.device)
         models = list(evaluate.ask(x, t, e.process.asked(x, first, 1, down, Stream(0).at("tokens"))))
         ratios = [e.process.coin_ratio(x, x, s, t)]
     parts = {

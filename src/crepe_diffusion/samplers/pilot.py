@@ -342,6 +342,7 @@ def pilot(
             nonfinite=nonfinite,
             fit_samples=_enough(ready, target) if fit_samples is None else fit_samples,
             fit_on=fit_on,
+            check=_one_law,
             advance=advance,
         )
         rows = evaluate.counts.rows
@@ -499,6 +500,13 @@ class _Pass:
             directions = self.stream.at("features").normal((flat.shape[1], FEATURES), dtype=torch.float32)
             flat = flat @ directions.to(flat.device)
         found.features.append(flat)
+
+
+def _one_law(evaluate: Evaluator) -> None:
+    if evaluate.n_groups > 1:
+        raise InputError(
+            f"a pilot is of one law, but these chains have {evaluate.n_groups} conditions or prompts: make one for each"
+        )
 
 
 def _token_features(x: Tensor, stream: Stream) -> Tensor:

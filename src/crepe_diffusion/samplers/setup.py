@@ -86,7 +86,9 @@ def prepare(
         return evaluate
     # Two rows are evaluated first: a model or reward of the wrong shape should fail now, not after the fit.
     # At the data end, since a reward may not be called at the noise end.
-    evaluator(process.fitted(GaussianData(0.0)))(evaluate.empty(2), ladder.times[:1].expand(2))
+    n = evaluate.networks.n_conditions
+    evaluator(process.fitted(GaussianData(0.0)))(evaluate.empty(2 * n), ladder.times[:1].expand(2 * n))
+    fit_samples = -(-fit_samples // n) * n
     measured_on = ladder if fit_on is None else fit_on
     information = fit_information(
         target, measured_on, process, fit_samples, stream, micro_batch, counts, nonfinite, advance
