@@ -341,7 +341,7 @@ def _blip(state: Mapping[str, Tensor]) -> tuple[Any, Any]:
             raise InputError(
                 f"the weights are not those of ImageReward: {len(missing)} are missing, first {missing[0]!r}"
             )
-    return tuple(network.eval().requires_grad_(False) for network in networks)  # type: ignore[return-value]
+    return tuple(network.eval().requires_grad_(False) for network in networks)
 
 
 def _part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
