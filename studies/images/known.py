@@ -76,6 +76,7 @@ def measure(case: Case, problem: Problem, seed: int) -> tuple[dict[str, dict[str
         found[name] = problems.errors(problem, out.x, out.weights) | cost
         found[name]["of components"] = problem.shares(out.x, out.weights).tolist()
         if isinstance(out, cd.Chains):
+            cost["round trips"] = out.diagnostics.round_trips()
             x = after_burn_in(out)
             found[f"{name}, burn-in dropped"] = problems.errors(problem, x, x.new_full((len(x),), 1 / len(x))) | cost
         shown[name] = out.x[stream.at(name).categorical(out.weights.log().expand(64, -1))]

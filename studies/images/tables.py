@@ -64,7 +64,8 @@ def known_table(results: Results, cases: Iterable[Case], key: str, digits: int) 
 def column(case: Case, records: list[dict[str, Any]]) -> str:
     what = f"w = {case.what}" if case.kind == "guided" else case.what
     n = len(records)
-    return f"{case.images}, {what} (kept {records[0]['kept']:.2f}, {n} seed{'s' if n > 1 else ''})"
+    kept = "" if case.kind == "posterior" else f"kept {records[0]['kept']:.3f}, "  # of a conjugate posterior it is 1
+    return f"{case.images}, {what} ({kept}{n} seed{'s' if n > 1 else ''})"
 
 
 def known_figure(results: Results, case: Case, shown: Sequence[str], n: int = 12) -> Path | None:
