@@ -1,6 +1,6 @@
-"""Where the time goes. About three minutes.
+"""Where the time goes. About five minutes.
 
-python -m studies.bench                            both parts
+python -m studies.bench                            all parts
 python -m studies.bench --only store               one of them
 python -m studies.bench --only store --write-docs  also fill its table in README.md and write its numbers
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from studies.bench.bench import Cells, cases, iteration_table, measure, store_cost, store_table
+from studies.bench.processes import gain, gain_cases, gain_table
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 
 HERE = Path(__file__).parent
-TITLES = {"iterations": "One iteration", "store": "A run in its folder"}
+TITLES = {"iterations": "One iteration", "store": "A run in its folder", "processes": "Two processes"}
 N_WARM_UP = 2
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console()
     for part in [options.only] if options.only else TITLES:
         with Progress(console=console, disable=options.quiet) as bars:
-            record, table = (iterations if part == "iterations" else store)(bars, options.quick)
+            record, table = PARTS[part](bars, options.quick)
         console.print(_shown(f"{TITLES[part]}; {machine()}", table))
         if options.write_docs:
             Results(HERE).save(part, {"machine": machine(), "measured": record})
@@ -64,6 +65,23 @@ def store(bars: Progress, quick: bool) -> tuple[dict[str, Any], Cells]:
     with tempfile.TemporaryDirectory() as folder:
         cost = store_cost(Path(folder) / "run", 2.0 if quick else 60.0)
     return asdict(cost), store_table(cost)
+
+
+def processes(bars: Progress, quick: bool) -> tuple[list[Any], Cells]:
+    chosen = gain_cases(quick)
+    task = bars.add_task(f"{TITLES['processes']:22}", total=len(chosen))
+    gains = []
+    for case in chosen:
+        gains.append(gain(case))
+        bars.advance(task)
+    return [asdict(g) for g in gains], gain_table(gains)
+
+
+PARTS: dict[str, Callable[[Progress, bool], tuple[Any, Cells]]] = {
+    "iterations": iterations,
+    "store": store,
+    "processes": processes,
+}
 
 
 def machine() -> str:

@@ -123,7 +123,7 @@ def joined(x: Tensor) -> Tensor:
     return -10 * (gaps + (ends[:, 0, 0] + 1).square().sum(1) + (ends[:, -1, 1] - 1).square().sum(1))
 
 
-def build(case: Case) -> tuple[cd.ReplicaExchange, Network]:
+def build(case: Case, micro_batch: int | None = None) -> tuple[cd.ReplicaExchange, Network]:
     """A chain for the case, and the network inside it."""
     torch.manual_seed(0)  # for the weights alone; the chain has its own stream
     network = Network(case.event_shape, case.width, case.depth)
@@ -139,7 +139,8 @@ def build(case: Case) -> tuple[cd.ReplicaExchange, Network]:
     mean = torch.zeros(1, math.prod(model.event_shape), dtype=torch.float64)
     table = FisherTable(levels.times, information[None, :, None], mean)
     process = cd.processes.Gaussian(variance="fisher").fitted(table)
-    return cd.ReplicaExchange(target, levels, n_chains=case.n_chains, process=process), network
+    chain = cd.ReplicaExchange(target, levels, n_chains=case.n_chains, process=process, micro_batch=micro_batch)
+    return chain, network
 
 
 def measure(case: Case, n_warm_up: int = 2, progress: Callable[[], None] = lambda: None) -> Timing:

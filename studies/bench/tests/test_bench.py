@@ -11,6 +11,7 @@ import pytest
 import crepe_diffusion as cd
 from studies.bench.__main__ import HERE, TITLES
 from studies.bench.bench import build, cases, measure, store_cost
+from studies.bench.processes import gain
 from studies.bench.timing import Watch, rows_cost, watching
 from studies.shared.pages import fill
 
@@ -66,3 +67,10 @@ def test_the_store_costs_little(tmp_path: Path) -> None:
     cost = store_cost(tmp_path / "run")
     print(cost)
     assert cost.share < 0.02
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work_of_a_large_network() -> None:
+    large = replace(cases(quick=True)[0], n_levels=36, n_iterations=4)
+    found = gain(large)
+    assert found.work_ratio > 1.3
