@@ -154,7 +154,7 @@ def test_any_failure_is_logged_and_keeps_what_was_sampled(tmp_path: Path) -> Non
     def reward(x: Tensor) -> Tensor:
         nonlocal calls
         calls += 1
-        if calls > 60:
+        if calls > 30:
             raise ZeroDivisionError("of mine")
         return x[:, 0]
 
@@ -167,7 +167,7 @@ def test_any_failure_is_logged_and_keeps_what_was_sampled(tmp_path: Path) -> Non
     assert f"failed after iteration {n}: ZeroDivisionError: of mine" in (tmp_path / "run/log.txt").read_text()
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGHUP"])
 def test_a_signal_writes_everything(name: str, tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", small()) as run:
 

@@ -65,16 +65,16 @@ def test_bad_requests_leave_a_run_as_it_was(tmp_path: Path) -> None:
         run.run(iterations=4)
         live = [leave(run.folder, request) for request in BAD]
         run.run(iterations=8)
-    stopped = [leave(tmp_path / "asked", request) for request in BAD]
+    stopped = [leave(tmp_path / "asked", request) for request in BAD[:4]]
     with Run.resume(tmp_path / "asked", notify=told.append) as run:
         run.run(iterations=12)
     for path in [*live, *stopped]:
         assert not path.exists()
         answer = json.loads(path.with_suffix(".answer.json").read_text())
         assert answer["accepted"] is False, answer
-    assert len(told) == len(BAD)
+    assert len(told) == len(stopped)
     assert all(text.startswith("refinement refused: ") for text in told)
-    assert (tmp_path / "asked/log.txt").read_text().count("refinement refused") == 2 * len(BAD)
+    assert (tmp_path / "asked/log.txt").read_text().count("refinement refused") == len(live) + len(stopped)
     assert "IndexError: index 7 is out of bounds" in (tmp_path / "asked/log.txt").read_text()
     assert_same_run(tmp_path / "asked", tmp_path / "whole")
 

@@ -117,7 +117,7 @@ def try_exchanges(runs: Runs, tmp_path: Path, chosen: list[tuple[str, Path, Path
     print(f"{len(chosen)} files exchanged: {told} named, {len(chosen) - told} harmless")
 
 
-CHOSEN = ("samples.zarr/zarr.json", "samples.zarr/x/c.1.0.0", "targets.json", "run.json")
+CHOSEN = ("samples.zarr/zarr.json", "samples.zarr/x/c.1.0.0")
 
 
 def test_a_file_of_another_time_or_run_is_named_or_harmless(runs: Runs, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_file_of_another_time_or_run_is_named_or_harmless(runs: Runs, tmp_path
     for name, path, replacement in exchanges(runs):
         if str(path) in CHOSEN:
             kinds.setdefault(("beside" if name == "beside" else "", str(path)), (name, path, replacement))
-    assert len(kinds) == 5
+    assert len(kinds) == 3
     try_exchanges(runs, tmp_path, list(kinds.values()))
 
 
@@ -201,8 +201,9 @@ def test_what_is_written_lasts(operations: tuple[Path, list], tmp_path: Path) ->
     assert_same_run(tmp_path / "cut/run", root / "run", log=False)
 
 
+@pytest.mark.slow
 def test_a_power_cut_loses_nothing(operations: tuple[Path, list], tmp_path: Path) -> None:
-    cut(operations, tmp_path, 2, seed=4)
+    cut(operations, tmp_path, 20, seed=4)
 
 
 @pytest.mark.slow

@@ -32,6 +32,8 @@ class Gain:
     name: str
     wall: tuple[float, float]
     work: tuple[float, float]
+    is_free: bool
+    """Whether two cores had nothing else to do; the clock tells nothing otherwise."""
 
     @property
     def speed_up(self) -> float:
@@ -81,9 +83,9 @@ def _run(size: int, case: Case) -> tuple[float, float]:
 
 def gain(case: Case) -> Gain:
     """One process and two, one after the other."""
-    case = _blocks(case)
+    case, is_free = _blocks(case), os.getloadavg()[0] < (os.cpu_count() or 1) - 1.5
     one, two = (_run(size, case) for size in (1, 2))
-    return Gain(case.name.partition(",")[0], (one[0], two[0]), (one[1], two[1]))
+    return Gain(case.name.partition(",")[0], (one[0], two[0]), (one[1], two[1]), is_free)
 
 
 def gain_cases(quick: bool) -> list[Case]:
@@ -97,8 +99,8 @@ def gain_table(gains: list[Gain]) -> Cells:
     lines = [
         [
             g.name,
-            *(f"{1000 * s:.1f}" for s in g.wall),
-            f"{g.speed_up:.2f}",
+            *(f"{1000 * s:.1f}" if g.is_free else "-" for s in g.wall),
+            f"{g.speed_up:.2f}" if g.is_free else "-",
             *(f"{1000 * s:.1f}" for s in g.work),
             f"{g.work_ratio:.2f}",
         ]
