@@ -81,6 +81,16 @@ def test_the_variance_is_measured_over_all_conditions():
         assert abs(found.value - mean) < 5 * found.error < 1.0
 
 
+def test_a_checkpoint_takes_several_conditions_as_it_takes_one():
+    def velocity(x, t, label):
+        return x * t[:, None] + label[:, None]
+
+    p = cd.models.from_velocity(velocity, (2,), noise_at=1.0, condition=0.5, dtype=torch.float64)
+    x, t = cd.Stream(4).normal((4, 2)), cd.Stream(5).uniform((4,))
+    found = p.given(cd.models.Each([0.5, -2.0])).predict(x, t)
+    assert torch.equal(found, torch.cat([p.predict(x[:2], t[:2]), p.given(-2.0).predict(x[2:], t[2:])]))
+
+
 PROMPTS = torch.tensor([[0, -1, -1, 2], [2, -1, -1, 1]])
 
 
@@ -113,8 +123,8 @@ def test_a_language_model_takes_several_prompts():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: cd.models.Each([f64([1.0]), f64([1.0, 2.0])]), "the same keys, shapes and dtypes"),
-        (lambda: cd.models.Each([f64([1.0]), 3]), "condition 1 must be a tensor"),
+        (lambda: model(Network(), cd.models.Each([f64([1.0]), f64([1.0, 2.0])])), "the same keys, shapes and dtypes"),
+        (lambda: model(Network(), cd.models.Each([f64([1.0]), 3])), "condition 1 must be a tensor"),
         (
             lambda: cd.ReplicaExchange(model(Network(), cd.models.Each([f64([1.0, 0.0])] * 2)), LADDER, n_chains=3),
             "2 conditions need a number of chains that is a multiple of 2, got 3 rows",

@@ -193,7 +193,8 @@ def test_a_reward_is_one_number_per_row_with_a_finite_gradient_where_its_distanc
 def test_every_exported_model_and_reward_is_under_contract():
     wrapped = {type(m) for m in MODELS.values()} | {type(m.model) for m in MODELS.values() if isinstance(m, Segments)}
     exported = {m for name in cd.models.__all__ if isinstance(m := getattr(cd.models, name), type)} | {Segments}
-    assert exported - wrapped == {cd.models.Model, cd.models.EDM}  # a protocol, and what "preconditioned" wraps
+    # A protocol, what "preconditioned" wraps, and conditions.
+    assert exported - wrapped == {cd.models.Model, cd.models.EDM, cd.models.Each}
     rewards = {getattr(cd.stitching, name) for name in cd.stitching.__all__}
     rewards = {r for r in rewards if callable(r) and hasattr(r, "gap")}
     assert rewards == {type(r) for r in REWARDS.values()}

@@ -38,6 +38,7 @@ def map_leaves(function: Callable[..., Tensor], *conditions: Any) -> Any:
 class Each:
     """One condition for each chain, or for each of equal groups of chains in their order.
 
+    Conditions are those that a model takes: tensors, or what a checkpoint makes tensors of, such as texts.
     Rows of a batch run over chains first. Every chain then has a law of its own: look at the results of some of them by
     `out.of_chains([i])`, and of the batches of SMC by `out.of_batches([i])`.
 
@@ -47,17 +48,10 @@ class Each:
     [3, 3, 7, 7]
     """
 
-    conditions: tuple[Condition, ...]
+    conditions: tuple[Any, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "conditions", tuple(self.conditions))
-        for i, condition in enumerate(self.conditions):
-            check_condition(condition, f"condition {i}")
-        if len({structure(c) for c in self.conditions}) != 1:
-            raise InputError(
-                "conditions of several chains need the same keys, shapes and dtypes, got"
-                f" {[structure(c) for c in self.conditions]}: pad texts to one length"
-            )
 
     @cached_property
     def _together(self) -> Any:
@@ -101,7 +95,16 @@ def structure(condition: Condition | Each | None) -> Hashable:
 
 def check_condition(condition: object, place: str = "condition") -> None:
     """Refuse anything but tensors, and tuples and dictionaries of them."""
-    if isinstance(condition, (Tensor, Each)):
+    if isinstance(condition, Tensor):
+        return
+    if isinstance(condition, Each):
+        for i, one in enumerate(condition.conditions):
+            check_condition(one, f"{place} {i}")
+        if len({structure(c) for c in condition.conditions}) != 1:
+            raise InputError(
+                "conditions of several chains need the same keys, shapes and dtypes, got"
+                f" {[structure(c) for c in condition.conditions]}: pad texts to one length"
+            )
         return
     if not isinstance(condition, (tuple, dict)) or not condition:
         raise InputError(

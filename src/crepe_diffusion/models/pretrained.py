@@ -16,7 +16,7 @@ from crepe_diffusion.batches import rows_like
 from crepe_diffusion.devices import real
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models.base import Denoiser
-from crepe_diffusion.models.conditions import Condition, structure
+from crepe_diffusion.models.conditions import Condition, Each, structure
 from crepe_diffusion.models.networks import as_tensor
 from crepe_diffusion.models.parametrisations import Parametrisation
 from crepe_diffusion.processes import Process
@@ -83,7 +83,8 @@ class Pretrained(Denoiser):
         process: Process | None = None,
     ):
         self.shared, self.encode = network, encode or _as_it_is
-        encoded = self.encode(condition)
+        several = isinstance(condition, Each)
+        encoded = Each(tuple(map(self.encode, condition.conditions))) if several else self.encode(condition)
         super().__init__(network.denoise, event_shape, condition=encoded, dtype=dtype, process=process)
         self.decode = decode
 
