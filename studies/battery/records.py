@@ -35,7 +35,7 @@ class Group:
     out: cd.samplers.Result
     rows: int
     setup: int
-    more: Mapping[str, float] = field(default_factory=dict)
+    more: Mapping[str, float | str] = field(default_factory=dict)
 
 
 def record(problem: Problem, group: Group) -> Record:
