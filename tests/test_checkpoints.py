@@ -18,7 +18,8 @@ from torch import nn
 import crepe_diffusion as cd
 from checks import assert_mean, assert_near, f64, refuted
 from crepe_diffusion.models.networks import Networks
-from crepe_diffusion.models.parametrisations import AffinePath
+from crepe_diffusion.models.parametrisations import AffinePath, TrainingSteps
+from crepe_diffusion.models.pretrained import Network, Pretrained
 from crepe_diffusion.processes import Gaussian
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers import Plain
@@ -306,6 +307,7 @@ def test_paths_of_flow_matching_are_read_as_they_are():
         refuted(check, 1.1 * out.sigma_t / out.alpha_t)
 
 
+@pytest.mark.slow
 def test_our_plain_draws_have_the_law_of_the_solver_of_flow_matching():
     """Two modes, weights .3 and .7, by its ODESolver and by ours; both to five standard errors of the truth."""
     solver = pytest.importorskip("flow_matching.solver")
@@ -328,6 +330,7 @@ def test_our_plain_draws_have_the_law_of_the_solver_of_flow_matching():
     refuted(assert_mean, 1.1 * ours, 0.3 * -2 + 0.7 * 1.5, z=1.0)
 
 
+@pytest.mark.slow
 def test_torchcfm_trains_what_is_read():
     """The regression of its own targets on its own states is the velocity whose D is the closed form."""
     torchcfm = pytest.importorskip("torchcfm")
@@ -380,3 +383,59 @@ def test_the_time_of_a_noise_is_found_to_rounding():
     path, t = AffinePath(trigonometric, 0.0, 1.0), torch.linspace(0.01, 0.99, 99, dtype=torch.float64)
     alpha, s, _, _ = trigonometric(t)
     torch.testing.assert_close(path.coefficients(s / alpha).c_noise, t, rtol=1e-12, atol=1e-12)
+
+
+# -- devices and pictures --------------------------------------------------------------------------------------------
+
+
+class Steps(nn.Module):
+    """A small network of noise at training steps, called as those of diffusers are."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, x, step):
+        return self.layer(x) + (step / 100).sin()[:, None, None, None]
+
+
+def test_checkpoints_run_on_another_device_with_the_same_bits():
+    from pretend import DEVICE, Pretend
+
+    table = torch.linspace(math.log(0.02), math.log(80.0), 1000, dtype=torch.float64).exp()
+
+    def steps(device):
+        network = Network(
+            Steps().eval().to(device), lambda net, x, t, c: net(x, t), TrainingSteps(tuple(table.tolist()))
+        )
+        return Pretrained(network, (3, 8, 8), decode=lambda x: x / 2 + 0.5)
+
+    makes = {
+        "steps": steps,
+        "EDM": lambda device: cd.models.from_edm(stand_ins.edm().to(device), 3),
+        "flow": lambda device: cd.models.from_velocity(
+            stand_ins.velocity().to(device), (2,), noise_at=0, path=trigonometric
+        ),
+    }
+    with Pretend():
+        for name, make in makes.items():
+            out = {}
+            for place in (torch.device("cpu"), DEVICE):
+                p = make(place)
+                chain = cd.ReplicaExchange(p, p.ladder(3, substeps=2), process=Gaussian(variance=1.0), seed=1)
+                chain.step(), chain.step()
+                out[place] = chain.state.x.cpu()
+            assert torch.equal(out[torch.device("cpu")], out[DEVICE]), name
+
+
+def test_draws_become_pictures():
+    p = cd.models.from_edm(stand_ins.edm(), 3)
+    x = torch.linspace(-1.2, 1.2, 7)[:, None, None, None].expand(7, 3, 8, 8)
+    images = p.images(x, batch_size=3)
+    assert [image.size for image in images] == [(8, 8)] * 7
+    assert [image.getpixel((0, 0))[0] for image in images] == [0, 25, 76, 128, 179, 230, 255]
+    gray = cd.models.from_edm(ExactEDM(), 2).images(torch.zeros(1, 1, 4, 4))
+    assert (gray[0].mode, gray[0].getpixel((1, 1))) == ("L", 128)
+    flow = cd.models.from_velocity(stand_ins.velocity(), (2,), noise_at=0)
+    assert "this model has no decoder" in bad(lambda: flow.images(torch.zeros(1, 2)))

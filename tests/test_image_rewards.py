@@ -142,6 +142,7 @@ def clip():
     return stand_ins.clip()
 
 
+@pytest.mark.slow  # for the time it takes to import what it compares with
 def test_pixels_are_prepared_as_by_the_image_processor(images):
     transformers = pytest.importorskip("transformers")
     from PIL import Image
@@ -166,6 +167,7 @@ def test_pixels_are_prepared_as_by_the_image_processor(images):
     torch.testing.assert_close(gray, Preprocess(32)(images[:, :1].expand(-1, 3, -1, -1)))
 
 
+@pytest.mark.slow  # for the time it takes to import what it compares with
 def test_the_clip_score_is_that_of_torchmetrics(clip, images):
     functional = pytest.importorskip("torchmetrics.functional.multimodal")
     transformers = pytest.importorskip("transformers")
@@ -193,6 +195,7 @@ def test_the_clip_score_is_that_of_torchmetrics(clip, images):
     torch.testing.assert_close(own(images), score(images) / 100 * model.logit_scale.exp())
 
 
+@pytest.mark.slow  # for the time it takes to import what it compares with
 def test_a_metric_of_torchmetrics_is_called_image_by_image(images):
     image = pytest.importorskip("torchmetrics.functional.image")
     total = EachImage(image.total_variation)
@@ -233,6 +236,7 @@ def wide_clip(model):
     return other
 
 
+@pytest.mark.slow  # for the time it takes to import what it compares with
 def test_a_classifier_gives_the_log_probability_of_its_label(images, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -276,6 +280,7 @@ def original_names(vision):
     return out
 
 
+@pytest.mark.slow  # for the time it takes to import what it compares with
 def test_image_reward_is_blip_with_its_head(images, tmp_path):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -316,6 +321,27 @@ def test_image_reward_is_blip_with_its_head(images, tmp_path):
     assert "not those of ImageReward" in bad(lambda: ImageReward("a cat", {"x": torch.ones(1)}, tokenizer))
 
 
+def test_a_score_depends_on_its_own_image_alone_and_has_a_gradient(clip, images):
+    model, tokenizer = clip
+    order = torch.tensor([3, 0, 4, 1, 2])
+    head = {"layers.0.weight": torch.linspace(-1, 1, 12)[None], "layers.0.bias": torch.zeros(1)}
+    for reward in (ClipScore("a red cat", model, tokenizer), Aesthetic(head, model)):
+
+        def check(function):
+            together = function(images)
+            torch.testing.assert_close(function(images[order]), together[order], rtol=1e-4, atol=1e-4)
+            alone = torch.cat([function(image[None]) for image in images])
+            torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-4)
+
+        check(reward)
+        refuted(check, lambda z, reward=reward: reward(z) - reward(z).mean())
+        x = images.clone().requires_grad_()
+        gradient = torch.autograd.grad(reward(x).sum(), x)[0]
+        step = 1e-2 * gradient / gradient.flatten(1).norm(dim=1)[:, None, None, None]
+        rise = (reward(images + step) - reward(images - step)) / 2e-2
+        torch.testing.assert_close(rise, gradient.flatten(1).norm(dim=1), rtol=0.05, atol=0)
+
+
 def test_latents_are_refused_with_the_advice_to_decode(clip):
     model, tokenizer = clip
     score = ClipScore("a red cat", model, tokenizer)
@@ -325,6 +351,7 @@ def test_latents_are_refused_with_the_advice_to_decode(clip):
     assert "takes a function of one image, got 3" in bad(lambda: EachImage(3))
 
 
+@pytest.mark.slow  # for the time it takes to import what it compares with
 def test_a_latent_model_is_tilted_by_a_score_of_its_pictures(clip):
     """Small real networks from latents to CLIP: decoded rows are scored, and the gradient reaches the latents."""
     model, tokenizer = clip

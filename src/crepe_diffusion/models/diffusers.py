@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from crepe_diffusion.devices import resident
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.models.conditions import Condition
 from crepe_diffusion.models.parametrisations import Karras, Parametrisation, RectifiedFlow, TrainingSteps
@@ -168,10 +170,16 @@ def _call_flux(network: Any, x: Tensor, step: Tensor, condition: Any) -> Tensor:
     rows, channels, height, width = x.shape
     h, w = height // 2, width // 2
     tokens = x.reshape(rows, channels, h, 2, w, 2).permute(0, 2, 4, 1, 3, 5).reshape(rows, h * w, 4 * channels)
-    place = torch.cartesian_prod(torch.arange(1), torch.arange(h), torch.arange(w)).to(x)
+    place = resident(_places(h, w), x.device, x.dtype)
     text = torch.zeros(condition["encoder_hidden_states"].shape[1], 3, dtype=x.dtype, device=x.device)
     out = network(tokens, timestep=step, img_ids=place, txt_ids=text, return_dict=False, **condition)[0]
     return out.reshape(rows, h, w, channels, 2, 2).permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
+
+
+@lru_cache
+def _places(h: int, w: int) -> Tensor:
+    """(0, row, column) of each token."""
+    return torch.cartesian_prod(torch.arange(1), torch.arange(h), torch.arange(w))
 
 
 # -- conditions and pictures ---------------------------------------------------------------------------------------

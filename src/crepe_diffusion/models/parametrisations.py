@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from crepe_diffusion.devices import resident
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.schedules import interpolate
 
@@ -108,7 +109,7 @@ class TrainingSteps(Parametrisation):
         return usable[0], usable[-1]
 
     def position(self, sigma: Tensor) -> Tensor:
-        return interpolate(sigma.log(), self._log_table)
+        return interpolate(sigma.log(), resident(self._log_table, sigma.device, sigma.dtype))
 
     def noise(self, position: Tensor) -> Tensor:
         low = position.floor().clamp(0, len(self.sigmas) - 2).long()

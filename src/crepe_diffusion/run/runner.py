@@ -294,7 +294,8 @@ class Run:
             self.log.chain(n, seen)
 
     def _summary(self) -> str:
-        evaluations = f"{self.sampler.evaluate.counts.rows} evaluations"
+        evaluate = self.sampler.evaluate
+        evaluations = "; ".join(filter(None, (f"{evaluate.counts.rows} evaluations", str(evaluate.rewards))))
         diagnostics = self.sampler.diagnostics
         if diagnostics is None:
             return evaluations
