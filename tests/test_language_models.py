@@ -84,6 +84,9 @@ def test_probabilities_are_those_of_the_owner_over_the_allowed_tokens(network):
 
     check(ALLOWED)
     refuted(check, [*ALLOWED, SEP])
+    masked = [(row, i) for row, ids in enumerate(states) for i in FREE if ids[i] == MASK]
+    errors = [(found[row, i] - softmax_over(network, states[row], i, ALLOWED)).abs().max() for row, i in masked]
+    print(f"largest difference of a probability, {type(network).__name__}: {float(max(errors)):.1e}")
 
 
 @pytest.mark.parametrize("share", [0.15, 0.95])
@@ -145,6 +148,7 @@ def test_swaps_are_all_accepted_with_control_off(network):
     def zero(coefficients):
         assert works(coefficients).abs().max() < 2e-6  # float32 predictions
 
+    print(f"largest work with control off: {float(works(evaluate.coefficients).abs().max()):.1e}")
     zero(evaluate.coefficients)
     refuted(zero, cd.Proposal().coefficients(adapted(network) ** 1.5))
 
