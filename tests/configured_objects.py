@@ -11,6 +11,7 @@ from torch import Tensor
 
 import crepe_diffusion as cd
 from crepe_diffusion.models import Model
+from crepe_diffusion.run import Experiment
 from crepe_diffusion.samplers.base import Column, Info
 from crepe_diffusion.samplers.setup import finish, packed, prepare, prepare_again
 
@@ -109,3 +110,9 @@ class Restarting:
     @property
     def ladder(self) -> cd.Ladder:
         return self.evaluate.ladder
+
+
+def latents() -> Experiment:
+    """States of four channels with a decoder, as a latent diffusion has."""
+    model = cd.models.GaussianMixture([1.0], torch.zeros(1, 4, 8, 8), [1.0], dtype=torch.float32)
+    return Experiment(model.as_target(), decode=lambda x: x[:, :3].sigmoid().repeat_interleave(2, -1))

@@ -148,3 +148,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert exit.value.code == 0
     assert capsys.readouterr().out.strip() == f"crepe-diffusion {cd.__version__}"
+
+
+def test_a_run_of_latents_ends_in_a_report_with_decoded_images(tmp_path: Path) -> None:
+    table = 'experiment = "configured_objects:latents"\n[ladder]\nkind = "karras"\nn_levels = 3\nsigma_min = 0.1\n'
+    (tmp_path / "latents.toml").write_text(table + "[sampler]\nfit_samples = 16\n[stop]\niterations = 4\n")
+    folder = tmp_path / "run"
+    assert main(["run", str(tmp_path / "latents.toml"), "--out", str(folder), "--quiet"]) == 0
+    text = (folder / "report.html").read_text("utf-8")
+    assert "4 draws as images, spread over the run" in text
+    assert main(["report", str(folder)]) == 0  # by itself it has no decoder, and says so
+    assert "channels 0 to 2 of 4, not decoded" in (folder / "report.html").read_text("utf-8")

@@ -210,8 +210,10 @@ class _Encoder:
         return self._label(condition)
 
     def _label(self, label: Any) -> Condition | None:
+        from diffusers import DiTTransformer2DModel
+
         config = self.network.config
-        n = config.get("num_embeds_ada_norm") if hasattr(_bare(self.network), "transformer_blocks") else None
+        n = config.get("num_embeds_ada_norm") if isinstance(_bare(self.network), DiTTransformer2DModel) else None
         null = n  # a DiT has one more embedding, for no class
         if n is None:
             n = config.get("num_class_embeds")
