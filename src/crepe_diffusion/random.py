@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 from dataclasses import dataclass
 from operator import index
 
@@ -107,8 +108,7 @@ class Stream:
         digest = hashlib.blake2b(repr((int(self.seed), self.path)).encode(), digest_size=16).digest()
         key = np.frombuffer(digest, dtype=np.uint64)
         if device.type == "cpu":
-            generator = np.random.Philox(key=key, counter=first_row * blocks)
-            words = torch.from_numpy(generator.random_raw(n_rows * blocks * 4).view(np.int64))
+            words = torch.from_numpy(_numpy_words(key, first_row * blocks, n_rows * blocks)).view(torch.int64)
         else:
             first = first_row * blocks + 1  # NumPy's generator ticks before it gives its first block
             counter = torch.arange(first, first + n_rows * blocks, device=device)
@@ -133,6 +133,30 @@ def category(log_p: Tensor, u: Tensor) -> Tensor:
     drawn = torch.searchsorted(cumulative, u[..., None] * cumulative[..., -1:], right=True)[..., 0]
     drawn = drawn.clamp_(max=log_p.shape[-1] - 1)
     return drawn if is_home(p) else drawn.where(~impossible, -1)
+
+
+_LOCAL = threading.local()
+
+
+def _numpy_words(key: np.ndarray, counter: int, n_blocks: int) -> np.ndarray:
+    """The words of NumPy's Philox with this key, from this counter on.
+
+    One generator per thread is set anew each time: making one costs more than a small draw, since it asks the system
+    for entropy that a key replaces.
+    """
+    generator = getattr(_LOCAL, "generator", None)
+    if generator is None:
+        generator = _LOCAL.generator = np.random.Philox(key=0)
+    place = np.array([counter, 0, 0, 0], dtype=np.uint64)
+    generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": place, "key": key},
+        "buffer": place,
+        "buffer_pos": 4,  # nothing is left in the buffer
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return generator.random_raw(4 * n_blocks)
 
 
 def _open_unit(words: Tensor) -> Tensor:

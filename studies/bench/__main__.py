@@ -36,11 +36,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--only", choices=list(TITLES), help="one part of it")
     parser.add_argument("--quick", action="store_true", help="short ladders and a short run, to see that it works")
+    parser.add_argument("--threads", type=int, help="threads of PyTorch; with 1, time of the processor is measured")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.add_argument("--write-docs", action="store_true", help="also fill the tables of the study's README.md")
     options = parser.parse_args(arguments)
     if options.quick and options.write_docs:
         parser.error("--quick is no measurement: README.md is not filled from it")
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     console = Console()
     for part in [options.only] if options.only else TITLES:
         with Progress(console=console, disable=options.quiet) as bars:

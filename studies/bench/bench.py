@@ -11,7 +11,6 @@ exactly `(M + 1) K` network evaluations per chain.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 import crepe_diffusion as cd
 from crepe_diffusion.processes import FisherTable
 from crepe_diffusion.report import write_report
-from studies.bench.timing import Watch, fastest, rows_cost, watching
+from studies.bench.timing import Watch, fastest, now, rows_cost, watching
 
 __all__ = ["Case", "Network", "StoreCost", "Timing", "cases", "iteration_table", "measure", "store_cost", "store_table"]
 
@@ -62,10 +61,10 @@ class Network(nn.Module):
         return denoised
 
     def _enter(self, gradient: Tensor) -> None:
-        self._started = time.perf_counter()
+        self._started = now()
 
     def _leave(self, gradient: Tensor) -> None:
-        self.watch.seconds += time.perf_counter() - self._started
+        self.watch.seconds += now() - self._started
 
 
 @dataclass(frozen=True)

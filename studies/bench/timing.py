@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
-__all__ = ["Ratio", "Watch", "fastest", "ratio", "rows_cost", "watching"]
+import torch
+
+__all__ = ["Ratio", "Watch", "fastest", "now", "ratio", "rows_cost", "watching"]
+
+
+def now() -> float:
+    """Seconds: of the processor where one thread works, so that other programs do not count; else of the wall."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 @dataclass
@@ -34,11 +41,11 @@ class Watch:
         >>> watch.calls, watch.seconds > 0
         (1, True)
         """
-        start = time.perf_counter()
+        start = now()
         try:
             yield
         finally:
-            self.seconds += time.perf_counter() - start
+            self.seconds += now() - start
             self.calls += 1
 
 

@@ -140,7 +140,7 @@ class Process(ABC):
         """The lower and upper time of each row's next step from `times[index]`, up (+1) or down (-1); equal for 0."""
         return times[index + direction.clamp(max=0)], times[index + direction.clamp(min=0)]
 
-    def some(self, s: Tensor, t: Tensor, rows: slice, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
+    def some(self, s: Tensor, t: Tensor, rows: Tensor | slice, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
         """These times of some rows."""
         return s[rows], t[rows]
 
@@ -195,21 +195,16 @@ class Process(ABC):
         coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
         """`log_ratios` of a step from x to x_new, which rose where `up` and fell elsewhere."""
-        found = []
-        for rows in blocks(seen.drift):
-            rises, s_rows, t_rows = up[rows], *self.some(s, t, rows, coefficients)
-
-            def of(above: Tensor, below: Tensor, rows: slice = rows, rises: Tensor = rises) -> Tensor:
-                return torch.where(rows_like(rises, above), above[rows], below[rows])
-
-            noisy = tuple(of(b, a) for a, b in zip(seen.predictions, seen_new.predictions, strict=True))
-            at_t = Evaluation(noisy, of(seen_new.drift, seen.drift), of(seen_new.reward, seen.reward))
+        models = torch.empty(len(seen.predictions), len(x), dtype=t.dtype, device=x.device)
+        proposal = torch.empty(len(x), dtype=t.dtype, device=x.device)
+        for rows, of in _by_direction(up, blocks(seen.drift)):
+            predictions = tuple(of(new, old) for old, new in zip(seen.predictions, seen_new.predictions, strict=True))
+            at_t = Evaluation(predictions, of(seen_new.drift, seen.drift), of(seen_new.reward, seen.reward))
             at_s = Evaluation((), of(seen.drift, seen_new.drift), of(seen.reward, seen_new.reward))
             x_s, x_t = of(x, x_new), of(x_new, x)
-            found.append(self.log_ratios(x_s, x_t, at_s, at_t, s_rows, t_rows, coefficients))
-        if len(found) == 1:
-            return found[0]
-        return torch.cat([models for models, _ in found], 1), torch.cat([proposal for _, proposal in found])
+            s_rows, t_rows = self.some(s, t, rows, coefficients)
+            models[:, rows], proposal[rows] = self.log_ratios(x_s, x_t, at_s, at_t, s_rows, t_rows, coefficients)
+        return models, proposal
 
     @abstractmethod
     def expectation(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients) -> Tensor:
@@ -259,6 +254,30 @@ class Process(ABC):
     def restored(self: P, state: dict[str, Tensor]) -> P:
         """The same process with what `state_dict` returned."""
         return self
+
+
+Rows = Tensor | slice
+Choice = Callable[[Tensor, Tensor], Tensor]
+
+
+def _by_direction(up: Tensor, parts: list[slice]) -> list[tuple[Rows, Choice]]:
+    """Rows, and a function that takes them from its first argument where they rise and else from its second.
+
+    A large batch is gathered by direction in parts that fit into a cache: choosing entry by entry would take longer. A
+    small one, or one on another device, is chosen from as a whole: fewer operations, and nothing to wait for.
+    """
+
+    def chosen(above: Tensor, below: Tensor) -> Tensor:
+        return torch.where(rows_like(up, above), above, below)
+
+    def gathered(rising: bool, rows: Tensor) -> Choice:
+        return lambda above, below: (above if rising else below).index_select(0, rows)
+
+    if len(parts) == 1:
+        return [(slice(None), chosen)]
+    by_direction = [(rising, (up == rising).nonzero()[:, 0]) for rising in (True, False)]
+    size = parts[0].stop
+    return [(rows, gathered(rising, rows)) for rising, every in by_direction for rows in every.split(size) if len(rows)]
 
 
 def _side_by_side(log_prob: Callable[[Tensor, Tensor], Tensor], n: int) -> Callable[[Tensor, Tensor], Tensor]:

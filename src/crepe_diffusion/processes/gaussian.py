@@ -189,8 +189,8 @@ class GaussianProcess(Process):
         at = self._remember("_whole", table.rows(step))
         return at.s, at.t
 
-    def some(self, s: Tensor, t: Tensor, rows: slice, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
-        if rows.start == 0 and rows.stop >= len(s):
+    def some(self, s: Tensor, t: Tensor, rows: Tensor | slice, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
+        if isinstance(rows, slice) and rows.indices(len(s))[:2] == (0, len(s)):
             return s, t
         part = self._remember("_part", self.schedule(s, t, coefficients).rows(rows))
         return part.s, part.t
@@ -305,8 +305,12 @@ class GaussianProcess(Process):
 
     def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
         """`N(mu, 1 / sum_j c_j I_j)`, which is `N(0, t^2 / C)` where the models' scale is not known."""
-        time = torch.full((1,), t, dtype=real(like.device), device=like.device)
-        precision, mean = self._top(time, coefficients)
+        key = (t, coefficients, like.device)
+        kept = self.__dict__.get("_noise_end")
+        if kept is None or kept[0] != key:
+            time = torch.full((1,), t, dtype=real(like.device), device=like.device)
+            kept = self.__dict__["_noise_end"] = (key, self._top(time, coefficients))
+        precision, mean = kept[1]
         noise = self.scaled_noise(stream, like, precision.with_values(1 / precision.values).expand(len(like)))
         return noise + self.embed(mean.to(like).expand(len(like), -1), like) if mean is not None else noise
 
