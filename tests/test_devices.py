@@ -146,7 +146,9 @@ def check_waits(device, sampler, n=2):
         for _ in range(n):
             sampler.step()
     assert evaluations
-    assert device.waits <= 2 * len(evaluations), dict(device.reasons)
+    # A reward that vanishes at some levels is not called there, and which rows these are has to be seen.
+    most = 3 if sampler.evaluate.rewards._fading else 2
+    assert device.waits <= most * len(evaluations), dict(device.reasons)
 
 
 def test_a_look_at_every_row_is_counted_as_waiting(device, monkeypatch):
