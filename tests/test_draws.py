@@ -1,6 +1,7 @@
 """A seed gives the draws that it gave in earlier versions: stored runs can be continued and results repeated.
 
-The numbers were written before states could leave the CPU. Change them only together with a note in CHANGELOG.md that draws have changed.
+The numbers were written before states could leave the CPU. Change them only together with a note in CHANGELOG.md that
+draws have changed.
 """
 
 from __future__ import annotations
