@@ -294,6 +294,8 @@ BAD = [
     ({"sampler": {"explorer": {"kind": "no_such:Move"}}}, "cannot import 'no_such'"),
     ({"sampler": {"kind": "smc", "n_chains": 2}}, "unknown key 'n_chains'"),
     ({"sampler": {"target": 1}}, "'target' is not a key"),
+    ({"output": {"burn_in": {"kind": "bounce"}}}, r"\[output\] burn_in must be a whole number, got Bounce"),
+    ({"sampler": {"explorer": {"kind": "os:getcwd"}}}, "explorer must be a table with kind, got '/"),
     ({"ladder": {"kind": "cosine"}}, "unknown kind 'cosine'.* known are karras, geometric, linear"),
     ({"ladder": {"sigma_max": -1}}, "sigma_max must be positive"),
     ({"output": {"thin": 0}}, r"\[output\] thin must be at least 1, got 0"),

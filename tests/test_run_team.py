@@ -210,3 +210,31 @@ def test_a_killed_process_is_brought_back_by_torchrun(tmp_path: Path) -> None:
         assert agent.wait(300) == 0, agent.stderr.read()[-2000:]
         assert_same_run(folder, tmp_path / "whole")
     print(f"{kills} killed processes, all brought back")
+
+
+@pytest.mark.slow
+def test_two_machines(tmp_path: Path) -> None:
+    """Two agents of torchrun that know each other by address only, here two addresses of one machine."""
+    import socket
+    import subprocess
+
+    (tmp_path / "team.toml").write_text(CONFIG)
+    with Run.start(tmp_path / "whole", tmp_path / "team.toml") as run:
+        run.run(iterations=10)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    agents = []
+    for address in ("127.0.0.1", "127.0.0.2"):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", address]
+        command += ["-m", "crepe_diffusion", "run", str(tmp_path / "team.toml"), "--out", str(tmp_path / "two")]
+        agents.append(subprocess.Popen([*command, "--iterations", "10", "--no-report", "--quiet"], env=environment))
+    assert [agent.wait(300) for agent in agents] == [0, 0]
+    assert_same_run(tmp_path / "two", tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""What a second process brings, with one thread each: a large network gains, a small one loses.
+"""What a second process brings, with one thread each, for a large and a small network.
 
 speed-up  =  seconds of an iteration with one process / with two        (wall clock; needs two free cores)
 work      =  processor seconds of one process / of the busier of two    (what the speed-up would be without waiting)

@@ -250,12 +250,15 @@ def _setting(value: Any, hint: Any, what: str, names: Names | None) -> Setting:
         raise InputError(f"{what} was made in Python, {value['python']}: pass it again")
     members = _members(hint)
     if isinstance(value, Mapping) and ("kind" in value or not _takes_mapping(members)):
-        return configure(value, what, names, hint)
+        setting = configure(value, what, names, hint)
+        _check_fits(setting.value, hint, what)
+        return setting
     takes_class = any(typing.get_origin(m) is type for m in members)
     takes_function = _callable_hint(hint) is not None and str not in members
     if isinstance(value, str) and ":" in value and (takes_class or takes_function):
         return Setting(_imported(value, what), value)
     if not isinstance(value, (bool, int, float, str, list, tuple, Mapping)):  # an object, passed in Python
+        _check_fits(value, hint, what)
         return Setting(value, recorded(value))
     for member in members:
         try:
@@ -264,6 +267,37 @@ def _setting(value: Any, hint: Any, what: str, names: Names | None) -> Setting:
             continue
         return Setting(converted, plain(converted))
     raise InputError(f"{what} must be {' or '.join(dict.fromkeys(map(_words, members)))}, got {value!r}")
+
+
+def _check_fits(value: Any, hint: Any, what: str) -> None:
+    """Refuse an object that cannot be what is wanted."""
+    members = _members(hint)
+    optional = hint is Any or type(None) in typing.get_args(hint)
+    if not (optional if value is None else any(_fits(value, m) for m in members)):
+        raise InputError(f"{what} must be {' or '.join(dict.fromkeys(map(_words, members)))}, got {value!r}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether an object can be what this type wants, as far as it shows."""
+    if hint is Any or isinstance(hint, (str, typing.TypeVar)):
+        return True
+    n = _callable_hint(hint)
+    if n is not None:
+        return callable(value) and _takes(value, n)
+    if getattr(hint, "_is_protocol", False):
+        return all(hasattr(value, name) for name in vars(hint) if _public_name(name))
+    kind = typing.get_origin(hint) or hint
+    return not inspect.isclass(kind) or isinstance(value, kind)
+
+
+def _takes(function: Callable[..., Any], n: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(n))
+    except TypeError:
+        return False
+    except ValueError:  # built in, and without a signature
+        pass
+    return True
 
 
 def _converted(value: Any, hint: Any) -> Any:
