@@ -240,7 +240,7 @@ def _plane(
         truth.means["square of the last"], truth.variances["square of the last"] = scale**2, 2 * scale**4
         return truth
 
-    target = model.tilt(lambda x: reward(x[:, :2]), guidance=guidance, anneal=annealing)
+    target = model.tilt(lambda x: reward(x[:, :2]), guidance=guidance, anneal=annealing, negligible=0.0)
     return Problem(name, target, scalars, exact, hard=True)
 
 
@@ -404,7 +404,7 @@ def mini_batches() -> Problem:
         share = torch.softmax(log_pi, 0)
         return Truth.of_states(grid, share, scalars, float(log_pi.logsumexp(0) - log_p.logsumexp(0)))
 
-    target = model.tilt(minibatch.reward, anneal=anneal.power(5))
+    target = model.tilt(minibatch.reward, anneal=anneal.power(5), negligible=0.0)
     return Problem("mini-batch mixture", target, scalars, exact, ends=sigma)
 
 

@@ -104,7 +104,7 @@ def way_point_term(maze: Maze, model: cd.models.Denoiser, n_segments: int, style
 def _term(
     name: str, function: Callable[[Tensor], Tensor], style: Style, fading: Callable[[Tensor], Tensor]
 ) -> cd.Reward:
-    return cd.Reward(function, anneal=fading, guidance=style.guidance, name=name)
+    return cd.Reward(function, anneal=fading, guidance=style.guidance, name=name, negligible=0.0)
 
 
 def _weight(maze: Maze, style: Style) -> float:

@@ -180,7 +180,7 @@ def run(
     levels, shorter = (cd.ladder.karras(n, sigma_min=0.05, sigma_max=20.0) for n in (N_LEVELS, N_LEVELS - SHORTER))
     table = fit_information(p.as_target(), levels, p.process(), SHARED_FIT, cd.Stream(seed).at("fit"))
     process = p.process().fitted(table)
-    target = p.tilt(reward, anneal=cd.anneal.power(5), guidance="none")
+    target = p.tilt(reward, anneal=cd.anneal.power(5), guidance="none", negligible=0.0)
 
     smc, pooled = [], []
     for batch in BATCHES:

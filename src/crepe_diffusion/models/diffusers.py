@@ -20,7 +20,7 @@ from crepe_diffusion.devices import resident
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.models.conditions import Condition
 from crepe_diffusion.models.parametrisations import Karras, Parametrisation, RectifiedFlow, TrainingSteps
-from crepe_diffusion.models.pretrained import Decode, Network, Pretrained
+from crepe_diffusion.models.pretrained import Decode, Network, Pretrained, pixels
 from crepe_diffusion.processes import Process
 
 __all__ = ["from_diffusers"]
@@ -270,15 +270,11 @@ def _decoder(pipeline: Any) -> Decode:
     """Images from 0 to 1: by the pipeline's own decoder, or from pixels between -1 and 1."""
     vae = getattr(pipeline, "vae", None) or getattr(pipeline, "vqvae", None)
     if vae is None:
-        return _pixels
+        return pixels
     scale, shift = vae.config.get("scaling_factor") or 1.0, vae.config.get("shift_factor") or 0.0
 
     def decode(x: Tensor) -> Tensor:
         first = next(vae.parameters())
-        return _pixels(vae.decode((x / scale + shift).to(first), return_dict=False)[0].to(x.dtype))
+        return pixels(vae.decode((x / scale + shift).to(first), return_dict=False)[0].to(x.dtype))
 
     return decode
-
-
-def _pixels(x: Tensor) -> Tensor:
-    return x / 2 + 0.5

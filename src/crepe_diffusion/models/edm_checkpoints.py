@@ -12,7 +12,7 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.models.conditions import Condition
 from crepe_diffusion.models.parametrisations import Direct
-from crepe_diffusion.models.pretrained import Decode, Network, Pretrained
+from crepe_diffusion.models.pretrained import Decode, Network, Pretrained, pixels
 from crepe_diffusion.processes import Process
 
 __all__ = ["edm2_decoder", "from_edm"]
@@ -66,7 +66,7 @@ def from_edm(
         return _label(label, n, _trained_without_label(net))
 
     if decode is None and channels in (1, 3):
-        decode = _pixels
+        decode = pixels
     network = Network(net, _call, parametrisation)
     return Pretrained(network, event_shape, label, encode=encode, decode=decode, dtype=dtype, process=process)
 
@@ -119,7 +119,3 @@ def edm2_decoder(vae: Any) -> Decode:
         return vae.decode((x * std / 0.5 + mean).to(first), return_dict=False)[0].to(x.dtype)
 
     return decode
-
-
-def _pixels(x: Tensor) -> Tensor:
-    return x / 2 + 0.5

@@ -22,7 +22,7 @@ from crepe_diffusion.models.parametrisations import Parametrisation
 from crepe_diffusion.processes import Process
 from crepe_diffusion.schedules import Ladder
 
-__all__ = ["Pretrained"]
+__all__ = ["Decode", "Network", "Pretrained", "pixels"]
 
 Decode = Callable[[Tensor], Tensor]
 """From states (rows, *event) to images (rows, channels, height, width) with values from 0 to 1."""
@@ -143,6 +143,11 @@ class Pretrained(Denoiser):
             raise InputError(f"a ladder needs 0 < sigma_min < sigma_max, got {low:g} and {high:g}")
         times = self.shared.parametrisation.spaced(low, high, (n_levels - 1) * substeps + 1)
         return Ladder(times, substeps, (0.0,) if finish else ())
+
+
+def pixels(x: Tensor) -> Tensor:
+    """Images from 0 to 1 of pixels from -1 to 1."""
+    return x / 2 + 0.5
 
 
 def _as_it_is(condition: Any) -> Condition | None:
