@@ -209,15 +209,18 @@ def team_run(rank: int, size: int, port: int, folder: Path, n: int, config: dict
             raise SystemExit(1) from None
 
 
-def team(size: int, folder: Path, n: int, config: dict[str, Any] | None = None, during: Any = None) -> list[str]:
-    """Run several processes to their end; what each of them has to say."""
+def free_port() -> int:
     import socket
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def team(size: int, folder: Path, n: int, config: dict[str, Any] | None = None, during: Any = None) -> list[str]:
+    """Run several processes to their end; what each of them has to say."""
     results = SERVER.Queue()
-    arguments = (size, port, folder, n, config or TEAM_CONFIG, results)
+    arguments = (size, free_port(), folder, n, config or TEAM_CONFIG, results)
     children = [SERVER.Process(target=team_run, args=(rank, *arguments)) for rank in range(size)]
     for child in children:
         child.start()
@@ -228,3 +231,25 @@ def team(size: int, folder: Path, n: int, config: dict[str, Any] | None = None, 
         child.join(60)
         assert child.exitcode is not None
     return [text for _, text in said]
+
+
+def python_run(folder: Path) -> None:
+    """A script that every process runs: the sampler is made here, and so is a reward that comes later."""
+    import crepe_diffusion as cd
+    from crepe_diffusion.run import Run
+
+    target, ladder = network().target, cd.ladder.karras(5, 0.05, 10.0)
+    sampler = cd.ReplicaExchange(target, ladder, n_chains=3, fit_samples=16, micro_batch=4, explorer=cd.Bounce())
+    with Run(folder, sampler, burn_in=2) as run:
+        run.run(iterations=4)
+        run.refine(add=[cd.Reward(lambda x: x[:, 0], name="first")])
+        run.run(iterations=8)
+
+
+def python_team(rank: int, size: int, port: int, folder: Path) -> None:
+    from crepe_diffusion.run import distributed
+
+    join(rank, size, port)
+    unsynced()
+    with distributed():
+        python_run(folder)

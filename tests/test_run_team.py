@@ -165,6 +165,20 @@ def test_a_signal_to_one_process_stops_all(rank: int, tmp_path: Path) -> None:
         run.run(iterations=n + 1)
 
 
+@pytest.mark.slow
+def test_a_script_that_every_process_runs(tmp_path: Path) -> None:
+    run_worker.python_run(tmp_path / "one")
+    port = run_worker.free_port()
+    arguments = [(rank, 2, port, tmp_path / "two") for rank in range(2)]
+    children = [run_worker.SERVER.Process(target=run_worker.python_team, args=a) for a in arguments]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+    assert [child.exitcode for child in children] == [0, 0]
+    assert_same_run(tmp_path / "two", tmp_path / "one")
+
+
 # -- torchrun ------------------------------------------------------------------------------------------------------
 
 CONFIG = """
@@ -215,15 +229,12 @@ def test_a_killed_process_is_brought_back_by_torchrun(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_machines(tmp_path: Path) -> None:
     """Two agents of torchrun that know each other by address only, here two addresses of one machine."""
-    import socket
     import subprocess
 
     (tmp_path / "team.toml").write_text(CONFIG)
     with Run.start(tmp_path / "whole", tmp_path / "team.toml") as run:
         run.run(iterations=10)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    endpoint = f"127.0.0.1:{run_worker.free_port()}"
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
