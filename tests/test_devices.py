@@ -133,22 +133,32 @@ def test_results_are_on_the_cpu(device):
 # -- waiting ---------------------------------------------------------------------------------------------
 
 
-def check_waits(device, sampler, n=2):
-    evaluations, call = [], Evaluator.__call__
+def evaluations_of(sampler, n):
+    """How many batches n iterations evaluate."""
+    evaluations = []
 
-    def counting(self, *args, **options):
-        evaluations.append(1)
-        return call(self, *args, **options)
+    def counting(method):
+        def call(self, *args, **options):
+            evaluations.append(method)
+            return method(self, *args, **options)
+
+        return call
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Evaluator, "__call__", counting)
-        device.reset()
+        for name in ("__call__", "ask"):
+            patch.setattr(Evaluator, name, counting(getattr(Evaluator, name)))
         for _ in range(n):
             sampler.step()
-    assert evaluations
+    return len(evaluations)
+
+
+def check_waits(device, sampler, n=2):
+    device.reset()
+    evaluations = evaluations_of(sampler, n)
+    assert evaluations > 0
     # A reward that vanishes at some levels is not called there, and which rows these are has to be seen.
     most = 3 if sampler.evaluate.rewards._fading else 2
-    assert device.waits <= most * len(evaluations), dict(device.reasons)
+    assert device.waits <= most * evaluations, dict(device.reasons)
 
 
 def test_a_look_at_every_row_is_counted_as_waiting(device, monkeypatch):

@@ -19,12 +19,11 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import crepe_diffusion as cd  # noqa: E402
-from crepe_diffusion.evaluate import Evaluator  # noqa: E402
 from crepe_diffusion.processes import gaussian  # noqa: E402
 from pretend import DEVICE, Pretend  # noqa: E402
 from studies.bench.timing import ratio  # noqa: E402
 from studies.shared.pages import fill, markdown  # noqa: E402
-from test_devices import CASES, largest_log_alpha  # noqa: E402
+from test_devices import CASES, evaluations_of, largest_log_alpha  # noqa: E402
 
 N_ITERATIONS = 4
 LADDERS = {"down to 0.02": cd.ladder.karras(5, 0.02, 80.0), "down to 0.002": cd.ladder.karras(9, 0.002, 80.0)}
@@ -36,19 +35,10 @@ def waits() -> str:
 
 
 def _waits_of(name: str) -> list[str]:
-    calls, call = 0, Evaluator.__call__
-
-    def counting(self: Evaluator, x: torch.Tensor, t: torch.Tensor, *, rewards: bool = True) -> object:
-        nonlocal calls
-        calls += 1
-        return call(self, x, t, rewards=rewards)
-
     with Pretend() as device:
         sampler = CASES[name](DEVICE)
         device.reset()
-        with patch.object(Evaluator, "__call__", counting):
-            for _ in range(N_ITERATIONS):
-                sampler.step()
+        calls = evaluations_of(sampler, N_ITERATIONS)
     each = (calls, device.waits, device.bytes_to_host, device.bytes_to_device)
     evaluations, waited, up, down = (value / N_ITERATIONS for value in each)
     return [name, f"{evaluations:g}", f"{waited:g}", f"{waited / evaluations:.2f}", f"{up:,.0f}", f"{down:,.0f}"]

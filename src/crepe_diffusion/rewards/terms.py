@@ -207,7 +207,7 @@ class RewardSum:
         total = torch.zeros(len(shown), dtype=weight.dtype, device=shown.device)
         if not len(rows):
             return total
-        return total.index_add(0, rows, _weighted(weight[rows], self._values(reward, shown[rows])))
+        return total.index_add(0, rows, _weighted(weight[rows], self._values(reward, shown.index_select(0, rows))))
 
     def _values(self, reward: Reward, shown: Tensor) -> Tensor:
         """The reward of each row, by batches of the reward's own size."""
