@@ -400,6 +400,7 @@ class Steps(nn.Module):
         return self.layer(x) + (step / 100).sin()[:, None, None, None]
 
 
+@pytest.mark.slow
 def test_checkpoints_run_on_another_device_with_the_same_bits():
     from pretend import DEVICE, Pretend
 

@@ -120,7 +120,7 @@ def test_a_target_with_the_cut_is_still_the_right_one():
     steps = cd.ladder.karras(33, 0.01, 10.0)
     for negligible in (None, 0.0):
         smc = cd.SMC(
-            p.tilt(lambda z: 1.5 * z[:, 0], negligible=negligible), steps, n_particles=100, n_batches=20, seed=1
+            p.tilt(lambda z: 1.5 * z[:, 0], negligible=negligible), steps, n_particles=50, n_batches=16, seed=1
         )
         mean = smc.sample().mean(lambda x: x[:, 0])
         assert abs(mean.value - (0.3 + 1.5 * 0.49)) < 5 * mean.error < 0.2
