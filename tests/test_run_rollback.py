@@ -176,7 +176,8 @@ def operations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list]:
 
 def cut(operations: tuple[Path, list], tmp_path: Path, n: int, seed: int) -> None:
     root, everything = operations
-    dice, begun, told = random.Random(seed), 0, 0
+    dice, begun = random.Random(seed), 0
+    told: list[str] = []
     for i in range(n):
         # Half of the cuts come within the first writes, where the folder is made.
         last = len(everything) if i % 2 else min(120, len(everything))
@@ -186,12 +187,13 @@ def cut(operations: tuple[Path, list], tmp_path: Path, n: int, seed: int) -> Non
         if (folder / "config.toml").exists():
             begun += 1
             if (folder / "checkpoints").is_dir() and checkpoint._all(folder):
-                told += bool(list(problems(folder)))
+                told += [p.path.name for p in problems(folder)]
         run_worker.go(folder)
         assert_same_run(folder, root / "run", log=False)
         shutil.rmtree(tmp_path / f"cut{i}")
-    assert told == 0
-    print(f"{n} power cuts, {begun} after the run had begun: all equal the undisturbed run, {told} need a repair")
+    # Stop rules are in two files, of which one may be lost; `check` and `resume` tell that they differ.
+    assert set(told) <= {"config.toml"}
+    print(f"{n} power cuts, {begun} after the run had begun: all equal the undisturbed run; told before: {told}")
 
 
 def test_what_is_written_lasts(operations: tuple[Path, list], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "read_bounded",
     "read_json",
     "remove",
+    "sync_directories",
     "write_json",
 ]
 

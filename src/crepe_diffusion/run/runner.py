@@ -27,7 +27,7 @@ from crepe_diffusion.models import Model
 from crepe_diffusion.run import checkpoint, control, identity, opening
 from crepe_diffusion.run.config import Output, Stop
 from crepe_diffusion.run.events import chain_events
-from crepe_diffusion.run.files import write_json
+from crepe_diffusion.run.files import sync_directories, write_json
 from crepe_diffusion.run.folder import n_burnt, read_run
 from crepe_diffusion.run.following import follow, number_of, signalled
 from crepe_diffusion.run.progress import Clock, Display, Progress
@@ -182,6 +182,7 @@ class Run:
             iterations=iterations, seconds=seconds, evaluations=evaluations, ess=ess, ess_scalar=ess_scalar
         )
         (self.folder / "outcome.json").unlink(missing_ok=True)
+        sync_directories([self.folder])
         clock = Clock(self.seconds)
         shown = Display(self, progress, clock)
         with signals() as caught:
