@@ -116,37 +116,59 @@ def wish_table(results: Results, images: str) -> str | None:
     return markdown(head, rows)
 
 
-def wish_figures(results: Results, images: str) -> list[Path]:
-    """The grid of chains, thinned; rewards along the chains; and the change of a wish."""
-    made = []
-    rows, along = {}, {}
+def guidance_figure(results: Results, images: str) -> str | None:
+    """Sixteen draws of each method, of one class and one run of 128 samples."""
+    name = f"guidance {images} samples 128 seed 0"
+    if name not in results:
+        return None
+    label, arrays = results[name]["classes"][0], results.arrays(name)
+    rows = {method: arrays[f"{method} {label}"] for method in results[name]["found"] if f"{method} {label}" in arrays}
+    return shown(pictures.rows_of_images(rows), f"guided-{images}.png", f"Guided images of class {label}")
+
+
+def wish_figures(results: Results, images: str) -> list[str]:
+    """The grid of chains, thinned, with the impossible wish last; and rewards along the chains."""
+    rows: dict[str, np.ndarray] = {}
+    reward: dict[str, np.ndarray] = {}
+    of_class: dict[str, np.ndarray] = {}
+    asked = [wish.text for wish in (*WISHES[images], IMPOSSIBLE[images])]
     for kind in ("alone", "guided"):
-        records = [(w, results.get(f"wish {images} {kind} {w.text}")) for w in WISHES[images]]
-        there = [(w, r) for w, r in records if r is not None]
-        if not there:
+        names = {text: f"wish {images} {kind} {text}" for text in asked}
+        if any(name not in results for name in names.values()):
             continue
-        for w, _ in there:
-            if kind == "guided":
-                rows[w.text] = results.arrays(f"wish {images} {kind} {w.text}")["chain"]
-        along[f"wish, {kind}"] = np.array([np.mean(r["along"], 1) / r["wish"]["strength"] for _, r in there])
-        along[f"class, {kind}"] = np.array([np.mean(r["class along"], 1) for _, r in there])
-    never = results.get(f"wish {images} guided {IMPOSSIBLE[images].text}")
-    if rows:
-        if never is not None:
-            name = f"wish {images} guided {IMPOSSIBLE[images].text}"
-            rows[f"{IMPOSSIBLE[images].text} (impossible)"] = results.arrays(name)["chain"]
-        made.append(save(pictures.rows_of_images(rows, "One chain each, from left to right"), f"wishes-{images}.png"))
-        panels = {
-            "reward per strength": {k.removeprefix("wish, "): v for k, v in along.items() if k.startswith("wish")},
-            "log p(class)": {k.removeprefix("class, "): v for k, v in along.items() if k.startswith("class")},
-        }
-        made.append(save(pictures.curves(panels), f"along-{images}.png"))
-    changed = results.get(f"refinement {images}")
-    if changed is not None:
-        arrays = results.arrays(f"refinement {images}")
-        pair = {changed["before"]: arrays["before"], changed["after"]: arrays["after"]}
-        made.append(save(pictures.rows_of_images(pair, "The same chains before and after"), f"refinement-{images}.png"))
-    return made
+        if kind == "guided":
+            rows = {text: results.arrays(name)["chain"] for text, name in names.items()}
+        possible = [results[names[text]] for text in asked[:-1]]
+        reward[kind] = np.array([np.mean(r["along"], 1) / r["wish"]["strength"] for r in possible])
+        of_class[kind] = np.array([np.mean(r["class along"], 1) for r in possible])
+    if not rows:
+        return []
+    panels = {"reward per strength": reward, "log-probability of the class": of_class}
+    grid = pictures.rows_of_images(rows, "One chain each, from left to right; the last wish cannot be fulfilled")
+    return [
+        shown(grid, f"wishes-{images}.png", "Chains with a wish"),
+        shown(pictures.curves(panels), f"along-{images}.png", "Reward and class along the chains"),
+    ]
+
+
+def refinement_figure(results: Results, images: str) -> str | None:
+    record = results.get(f"refinement {images}")
+    if record is None:
+        return None
+    arrays = results.arrays(f"refinement {images}")
+    pair = {record["before"]: arrays["before"], record["after"]: arrays["after"]}
+    return shown(pictures.rows_of_images(pair), f"refinement-{images}.png", "The same chains before and after")
+
+
+def shown(figure: Any, name: str, text: str) -> str:
+    """Save a figure; the Markdown that shows it."""
+    return f"![{text}](figures/{save(figure, name).name})"
+
+
+def together(*parts: str | None) -> str | None:
+    """What there is of these parts, or None."""
+    there = [part for part in parts if part is not None]
+    return "\n\n".join(there) if there else None
 
 
 def cost_table() -> str:
@@ -168,8 +190,9 @@ def fill_page(results: Results, page: Path) -> list[Path]:
         "guidance frechet": lambda: known_table(results, guided, "frechet", 2),
         "rewards": lambda: known_table(results, others, "shares", 3),
         "rewards frechet": lambda: known_table(results, others, "frechet", 2),
-        "trained mnist": lambda: guidance_table(results, "mnist"),
-        "wishes mnist": lambda: wish_table(results, "mnist"),
+        "trained mnist": lambda: together(guidance_table(results, "mnist"), guidance_figure(results, "mnist")),
+        "wishes mnist": lambda: together(wish_table(results, "mnist"), *wish_figures(results, "mnist")),
+        "refinement mnist": lambda: refinement_figure(results, "mnist"),
         "cost": cost_table,
     }
     tables = {name: made for name, make in makers.items() if (made := make()) is not None}
@@ -177,4 +200,4 @@ def fill_page(results: Results, page: Path) -> list[Path]:
     for case in (c for c in guided if c.what == "4"):
         path = known_figure(results, case, ("truth", "plain CFG", "RNE-SMC", "particle Gibbs", "CREPE"))
         paths += [path] if path else []
-    return [*paths, *wish_figures(results, "mnist")]
+    return paths

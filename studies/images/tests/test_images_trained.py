@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import crepe_diffusion as cd
 from checks import refuted
-from studies.images import model, trained, wishes
+from studies.images import model, tables, trained, wishes
 from studies.images.methods import Setting
 from studies.shared.results import Results
 from studies.shared.training import Settings, loss
@@ -149,6 +151,28 @@ def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
     wish, chains = trained.run_wish(painter, painter.conditional(4), wishes.WISHES["mnist"][4], SIZES, seed=0)
     assert chains.shape == (3, 2, 1, 14, 14)
     assert len(wish["along"]) == 3
+
+
+@pytest.mark.slow
+def test_the_page_is_filled_from_results(painter, tmp_path, monkeypatch):
+    """Tables, grids of chains, curves and both storeys, from a tiny study; places without results stay as they are."""
+    results, sizes = Results(tmp_path / "results"), replace(SIZES, n_samples=(128,), n_images=8)
+    assert len(list(trained.wish_curves(painter, results, SIZES))) == 12
+    list(trained.guidance_table(painter, results, sizes))
+    trained.refine(painter, results, SIZES)
+    monkeypatch.setattr(tables, "FIGURES", tmp_path / "figures")
+    page = tmp_path / "README.md"
+    page.write_text((Path(tables.__file__).parent / "README.md").read_text("utf-8"), "utf-8")
+    before = page.read_text("utf-8")
+    tables.fill_page(results, page)
+    text = page.read_text("utf-8")
+    for wish in (*wishes.WISHES["mnist"], wishes.IMPOSSIBLE["mnist"]):
+        assert text.count(f"| {wish.text} |") == 2
+    made = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert made == {"guided-mnist.png", "wishes-mnist.png", "along-mnist.png", "refinement-mnist.png"}
+    assert all(f"(figures/{name})" in text for name in made)
+    known = before[before.index("<!-- table: guidance shares") : before.index("## 2 With")]
+    assert known in text
 
 
 def test_networks_have_the_stated_sizes():
