@@ -34,7 +34,7 @@ def reward_on_tokens(p: Tensor) -> Tensor:
 
 def build(p: cd.models.Model, q: cd.models.Model, task: str, reward: object) -> tuple[cd.Target, tuple[float, ...]]:
     """The target of a task, and proposal exponents that are not its own."""
-    tilt = {"anneal": cd.anneal.power(POWER, floor=1e-3)}
+    tilt = {"anneal": cd.anneal.power(POWER, floor=1e-3), "negligible": 0.0}
     if task == "tempering":
         return p**1.7, (0.8,)
     if task == "tilting":
