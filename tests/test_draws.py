@@ -62,3 +62,12 @@ def test_random_words_are_those_of_earlier_versions():
     """Integers, so these bits are the same on every machine."""
     words = cd.Stream(5).at(1, "a").uniform((7, 3)).numpy().tobytes()
     assert hashlib.sha256(words).hexdigest()[:16] == "b1c824d10700c68e"
+
+
+@pytest.mark.parametrize(("constant", "value"), [("MOST_KEPT", 0), ("MOST_PICKED", 0)])
+def test_how_variances_are_kept_changes_no_bit(monkeypatch, constant, value):
+    kept = exchange(1)
+    monkeypatch.setattr(f"crepe_diffusion.processes.gaussian.{constant}", value)
+    monkeypatch.setattr("crepe_diffusion.processes.base.blocks", lambda x: [slice(0, 4), slice(4, len(x))])
+    monkeypatch.setattr("crepe_diffusion.processes.gaussian.blocks", lambda x: [slice(0, 4), slice(4, len(x))])
+    torch.testing.assert_close(exchange(1), kept, rtol=1e-12, atol=0)

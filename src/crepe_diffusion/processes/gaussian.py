@@ -186,7 +186,9 @@ class GaussianProcess(Process):
             return super().ends(times, index, direction, coefficients)
         # Steps come first in the table, then the times of rows that stay.
         step = torch.where(direction == 0, index + (len(times) - 1), index + direction.clamp(max=0))
-        at = self._remember("_whole", table.rows(step))
+        many = len(step) * table.proposal.values.shape[1] > MOST_PICKED
+        # Of many variances, those of one block of rows are picked at a time.
+        at = self._remember("_whole", Picked(table, step) if many else table.rows(step))
         return at.s, at.t
 
     def some(self, s: Tensor, t: Tensor, rows: Tensor | slice, coefficients: Coefficients) -> tuple[Tensor, Tensor]:
@@ -367,6 +369,8 @@ def _ratio(noising: Tensor, residual: Tensor, variance: Spectrum, log_scale: Ten
 KNOWN = ("noising", "gain", "pull", "proposal", "models", "log_scales")
 MOST_KEPT = 2**21
 """Variances of all steps of a ladder are kept up to this many numbers, 16 MB."""
+MOST_PICKED = 2**18
+"""They are picked for all rows at once up to this many numbers."""
 
 
 class Schedule:
@@ -408,6 +412,17 @@ class Schedule:
             if name in self.__dict__:
                 part.__dict__[name] = _rows(self.__dict__[name], index)
         return part
+
+
+class Picked(Schedule):
+    """Rows of a table that are picked when some of them are asked for."""
+
+    def __init__(self, table: Schedule, index: Tensor):
+        super().__init__(table.process, table.s[index], table.t[index], table.coefficients)
+        self.table, self.index = table, index
+
+    def rows(self, index: Tensor | slice) -> Schedule:
+        return self.table.rows(self.index[index])
 
 
 def _rows(known: Tensor | Spectrum | tuple[Tensor | Spectrum, ...], index: Tensor | slice) -> object:
