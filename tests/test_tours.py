@@ -78,3 +78,14 @@ def test_student_intervals_are_wider_for_few_groups():
     assert narrow == pytest.approx((-1.95996, 1.95996), abs=1e-4)
     with pytest.raises(cd.InputError, match="level must be a probability"):
         cd.Estimate(0.0, 1.0).interval(95)
+
+
+def test_the_spread_of_chains_counts_where_it_says_more_than_tours():
+    """Chains of white noise that stand apart, each draw a tour of its own: only their spread shows it."""
+    noise = cd.Stream(3).normal((200, 6), dtype=torch.float64)
+    apart = noise + torch.tensor([-1.0, -0.6, -0.2, 0.2, 0.6, 1.0])
+    tour = torch.arange(1200).reshape(200, 6)
+    found = mean_of(apart, tour)
+    assert found.error == pytest.approx(float(apart.mean(0).std()) / math.sqrt(6))
+    assert found.dof == 5
+    assert mean_of(noise, tour).error == pytest.approx(1 / math.sqrt(1200), rel=0.5)

@@ -40,6 +40,7 @@ def _common(sub: argparse.ArgumentParser, seeds: int, groups: int, methods: list
     sub.add_argument("--methods", nargs="+", default=methods, choices=list(METHODS))
     sub.add_argument("--workers", type=int, default=2)
     sub.add_argument("--out", type=Path, default=Path(out))
+    sub.add_argument("--collect", action="store_true", help="run nothing: tables of all records that are there")
     sub.add_argument("--write", action="store_true", help="put the tables into the README of the study")
 
 
@@ -47,6 +48,8 @@ def _measured(given: argparse.Namespace, default: tuple[str, ...], name: str) ->
     names = given.problems or list(default)
     if given.held_out is not None:
         names = [p.name for seed in given.held_out for p in random(seed)]
+    if given.collect:
+        return calibration.collect(given.out, names)
     jobs = calibration.jobs(names, given.methods, given.budgets, given.hard or None, given.seeds, given.groups)
     done = calibration.run_all(jobs, given.out, given.workers)
     return [r for batch in track(done, name, total=len(jobs)) for r in batch]

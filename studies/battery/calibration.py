@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,19 @@ from studies.battery.records import Record, failed, record
 from studies.shared.pages import markdown
 from studies.shared.results import Results
 
-__all__ = ["DEFAULT", "Job", "by_problem", "chosen", "jobs", "reasons", "run_all", "run_job", "table", "with_plenty"]
+__all__ = [
+    "DEFAULT",
+    "Job",
+    "by_problem",
+    "chosen",
+    "collect",
+    "jobs",
+    "reasons",
+    "run_all",
+    "run_job",
+    "table",
+    "with_plenty",
+]
 
 DEFAULT = (
     "tempering isotropic d=16 beta=2",
@@ -116,6 +128,12 @@ def run_all(jobs: list[Job], folder: Path, workers: int) -> Iterator[list[Record
         return
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
         yield from pool.imap_unordered(_work, tasks)
+
+
+def collect(folder: Path, names: Collection[str]) -> list[Record]:
+    """All records of these problems that are in the folder."""
+    results = Results(folder)
+    return [r for name in results.names() for r in results[name] if r["problem"] in names]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------

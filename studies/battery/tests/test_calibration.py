@@ -33,6 +33,8 @@ def test_records_are_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(METHODS, "SMC", lambda *args: pytest.fail("it was measured before"))
     assert run_job(job, tmp_path) == found
     assert [r["group"] for r in found] == [0, 1]
+    assert calibration.collect(tmp_path, [job.problem]) == found
+    assert calibration.collect(tmp_path, ["another"]) == []
     for r in found:
         for m in r["means"].values():
             low, high = cd.Estimate(m["value"], m["error"], m["dof"]).interval()
