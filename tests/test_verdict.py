@@ -245,3 +245,14 @@ def test_a_chain_that_has_not_forgotten_its_start_is_not_called_ok(seed):
     assert said.level != "ok"
     assert any("trips per replica" in reason for reason in said.reasons)
     assert any("levels with" in advice for advice in said.advice), "the advice names the number to change"
+
+
+def test_a_chosen_scalar_that_never_varies_is_news_and_a_fixed_coordinate_is_not():
+    """A mode that no replica has found looks like one that does not exist."""
+    chain = cd.ReplicaExchange(PLANE, cd.ladder.karras(6, 0.05, 10.0), n_chains=4, seed=1)
+    out = chain.sample(60, burn_in=20)
+    varies = {"first": lambda x: x[:, 0]}
+    absent = out.verdict({**varies, "far mode": lambda x: (x[:, 0] > 1e6).double()})
+    fixed = out.verdict({**varies, "x[0]": lambda x: 0 * x[:, 0]})
+    assert any(r.startswith("far mode is 0 in all of 240 draws") for r in absent.reasons)
+    assert not any("in all of" in r for r in fixed.reasons)

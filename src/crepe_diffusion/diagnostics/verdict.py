@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.data import RunData, default_scalars
 from crepe_diffusion.diagnostics.estimates import Estimate, apart
 from crepe_diffusion.diagnostics.evidence import DRIFT_Z, MIN_DRAWS, Evidence
 
@@ -335,6 +335,16 @@ def _constant(e: Evidence) -> Iterator[Finding]:
         names = ", ".join(s.name for s in e.scalars)
         reason = f"{names} never changed in {e.n_draws} draws per chain, so nothing shows whether the chain mixes"
         yield Finding("look", reason, "choose a scalar that varies")
+    else:
+        # Coordinates that nobody chose may be fixed, such as those of a prompt.
+        chosen = [s for s in e.scalars if s.is_constant and s.name not in default_scalars(e.data.x.shape[2:])]
+        for s in chosen:
+            yield Finding(
+                "look",
+                f"{s.name} is {float(s.values.flat[0]):.3g} in all of {s.values.size:,} draws: either it is certain, or"
+                " no replica has found where it differs",
+                f"if {s.name} should vary, compare with SMC of many particles, and start from a larger pilot",
+            )
 
 
 def _explorer(e: Evidence) -> Iterator[Finding]:
