@@ -59,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Results(options.out).save("results", record)
     figure(record, study.truth, options.out / "minibatch.png")
     console.print(f"Figure: {options.out / 'minibatch.png'}")
+    console.print(f"\ncd.sample(target, ladder): {study.choice}\n", highlight=False)
     console.print(f"Report of the CREPE run: {write_report(cd.read_run(folder), folder / 'report.html')}")
     if options.write_docs:
         Results(HERE).save("results", record)
@@ -78,7 +79,7 @@ def _bars(console: Console, n_samples: int, quiet: bool) -> Iterator[Callable[[s
     """One progress bar per method."""
     columns = (TextColumn("{task.description:15}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=quiet) as bars:
-        names = [*(f"SMC {b}" for b in BATCHES), "CREPE"]
+        names = [*(f"SMC {b}" for b in BATCHES), "CREPE", "particle Gibbs"]
         tasks = {name: bars.add_task(name, total=n_samples, start=False) for name in names}
 
         def progress(name: str, n: int) -> None:

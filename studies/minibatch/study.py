@@ -6,7 +6,8 @@
 
 The reward favours two modes at opposite ends that the model finds rarely. SMC runs in batches of 4, 10 or 100
 particles that walk by the model's own kernels, with no gradient of the reward in them, so that a log-weight gains
-`r_s(x_s) - r_t(x_t)`. Batches are resampled within themselves and put together. CREPE walks by the same kernels.
+`r_s(x_s) - r_t(x_t)`. Batches are resampled within themselves and put together. CREPE and particle Gibbs walk by the
+same kernels. In the end `cd.sample` chooses by itself.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ SHORTER = 2  # levels by which CREPE's ladder is shorter, which pays for its bur
 SHARED_FIT = 1024  # samples for the Fisher variance, measured once and used by all methods
 PIECE = 15_000  # particles of all batches at once
 N_BOOTSTRAP = 400
+GIBBS = (100, 10)  # particles and chains of particle Gibbs
+ENOUGH = 1000  # effective draws at which `cd.sample` stops
 SEGMENTS = 10  # pieces of each chain for the bootstrap, much longer than its autocorrelation
 
 
@@ -145,6 +148,9 @@ class Study:
     smc: list[Method]
     pooled: list[Method]
     crepe: Method
+    gibbs: Method
+    chosen: Method
+    choice: str
     barrier: cd.Estimate
     round_trips: int
     fit_rows: int
@@ -152,7 +158,7 @@ class Study:
 
     def record(self) -> dict[str, Any]:
         """All numbers of the tables and the figure, for a JSON file: everything but the draws."""
-        methods = [asdict(m) for m in [self.floor, *self.smc, self.crepe, *self.pooled]]
+        methods = [asdict(m) for m in [self.floor, *self.smc, self.crepe, self.gibbs, self.chosen, *self.pooled]]
         return {
             "seed": self.seed,
             "n_samples": len(self.crepe.x),
@@ -161,6 +167,7 @@ class Study:
             "ess": self.ess,
             "round_trips": self.round_trips,
             "barrier": asdict(self.barrier),
+            "choice": self.choice,
         }
 
 
@@ -215,6 +222,8 @@ def run(
     assert diagnostics is not None
     rows, seconds = data.counts.rows, time.process_time() - start
     crepe = Method.of("CREPE", series.T.flatten(), truth, SEGMENTS * N_CHAINS, rows=rows, seconds=seconds)
+    gibbs = _gibbs(target, levels, process, n_samples, seed, truth, progress)
+    chosen, choice = _chosen(target, levels, n_samples, seed, truth)
     x = truth.draw(n_samples, cd.Stream(seed).at("exact"))
     return Study(
         seed=seed,
@@ -223,6 +232,9 @@ def run(
         smc=smc,
         pooled=pooled,
         crepe=crepe,
+        gibbs=gibbs,
+        chosen=chosen,
+        choice=choice,
         barrier=diagnostics.barrier(),
         round_trips=diagnostics.round_trips(),
         fit_rows=SHARED_FIT * len(levels.times),
@@ -254,6 +266,39 @@ def _crepe(
     with cd.Run(folder, sampler, burn_in=BURN_IN, scalars=scalars) as run:
         run.run(iterations=BURN_IN + n_samples // N_CHAINS, progress=show)
         return run.data()
+
+
+def _gibbs(
+    target: cd.Target,
+    levels: cd.Ladder,
+    process: Process,
+    n_samples: int,
+    seed: int,
+    truth: Truth,
+    progress: Callable[[str, int], None],
+) -> Method:
+    """Particle Gibbs with as many particles in all sweeps as the others have draws; the first pass is not used."""
+    start, (n, chains) = time.process_time(), GIBBS
+    sampler = cd.ParticleGibbs(target, levels, n_particles=n, n_chains=chains, seed=seed, process=process)
+    sweeps = n_samples // (n * chains) - 1
+    out = sampler.sample(sweeps, progress=False, callback=lambda now: progress("particle Gibbs", n * chains))
+    # Chains first, so that consecutive blocks are pieces of one chain.
+    x, w = (v.reshape(sweeps, chains, n).transpose(0, 1).flatten() for v in (out.x[:, 0], out.weights))
+    rows, seconds = out.evaluations.rows, time.process_time() - start
+    return Method.of("particle Gibbs", x, truth, SEGMENTS * chains, w, rows=rows, seconds=seconds)
+
+
+def _chosen(target: cd.Target, levels: cd.Ladder, n_samples: int, seed: int, truth: Truth) -> tuple[Method, str]:
+    """`cd.sample` with the rows of the others as its budget; it stops when it has enough, and pays for its pilot."""
+    start = time.process_time()
+    scalars = {f"mode at {c:g}": _in_mode(truth, k) for k, c in enumerate(truth.centres.tolist())}
+    budget = n_samples * N_LEVELS
+    out = cd.sample(target, levels, n_effective=ENOUGH, budget=budget, scalars=scalars, seed=seed, progress=False)
+    rows, seconds = out.evaluations.rows, time.process_time() - start
+    draws = out.draws
+    n_blocks = draws.n_batches if isinstance(draws, cd.Particles) else 10 * SEGMENTS
+    method = Method.of("cd.sample", out.x[:, 0], truth, n_blocks, out.weights, rows=rows, seconds=seconds)
+    return method, str(out)
 
 
 def _in_mode(truth: Truth, k: int) -> Callable[[Tensor], Tensor]:

@@ -14,6 +14,9 @@ from studies.shared.pages import markdown
 
 __all__ = ["cells", "figure", "tables"]
 
+SHOWN = ("SMC 4", "SMC 100", "SMC 4, by Z", "CREPE", "particle Gibbs", "cd.sample")
+"""The methods of the figure, in its order: equal weights, then what is right for any size of a batch."""
+
 Record = dict[str, Any]
 Cells = tuple[list[str], list[list[str]]]
 
@@ -62,18 +65,19 @@ def _short(e: dict[str, float]) -> str:
 
 
 def figure(record: Record, truth: Truth, path: Path) -> None:
-    """Model, reward and target above; the four histograms with the target's density below."""
+    """Model, reward and target above; histograms of six methods with the target's density below."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     blue, orange, sky, green = "#0072B2", "#D55E00", "#56B4E9", "#009E73"  # Okabe and Ito, safe for colour-blind eyes
-    thin, runs = slice(None, None, 200), [m for m in record["methods"] if m["rows"]]
+    thin, runs = slice(None, None, 200), [m for name in SHOWN for m in record["methods"] if m["name"] == name]
     x, density = truth.grid[thin], truth.density[thin]
     with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.titlesize": 11}):
-        fig = plt.figure(figsize=(9, 9), layout="constrained")
-        axes = fig.subplot_mosaic([["top", "top"], ["a", "b"], ["c", "d"]], height_ratios=[1.05, 1, 1])
+        fig = plt.figure(figsize=(9, 11.5), layout="constrained")
+        layout = [["top", "top"], ["a", "b"], ["c", "d"], ["e", "f"]]
+        axes = fig.subplot_mosaic(layout, height_ratios=[1.05, 1, 1, 1])
         top = axes["top"]
         top.fill_between(x, truth.model[thin], color=blue, alpha=0.25, lw=0)
         top.plot(x, truth.model[thin], color=blue, label="model $p$")
@@ -88,7 +92,7 @@ def figure(record: Record, truth: Truth, path: Path) -> None:
         top.legend(loc="upper center", ncols=3, frameon=False, fontsize=9)
         width, height = float(truth.edges[1] - truth.edges[0]), 1.32 * float(density.max())
         centres = [float((truth.mass * truth.grid)[cut].sum() / truth.mass[cut].sum()) for cut in _cuts(truth)]
-        for key, method, colour in zip("abcd", runs, [sky, sky, sky, green], strict=True):
+        for key, method, colour in zip("abcdef", runs, [sky, sky, sky, green, blue, orange], strict=True):
             ax = axes[key]
             heights = [share / width for share in method["bins"][1:-1]]
             ax.stairs(heights, truth.edges.tolist(), fill=True, color=colour, alpha=0.75)
@@ -97,12 +101,18 @@ def figure(record: Record, truth: Truth, path: Path) -> None:
                 ax.text(centre, 0.985 * height, f"{weight['value']:.3f}", ha="center", va="top", color="black")
                 ax.text(centre, 0.91 * height, f"({exact:.3f})", ha="center", va="top", color="0.4", fontsize=9)
             ax.set(xlim=(-9.5, 10), ylim=(0, height), xticks=range(-8, 9, 4), yticks=[0, 0.1, 0.2, 0.3])
-            ax.set(xlabel="x" if key in "cd" else "", ylabel="density" if key in "ac" else "")
-            name = method["name"].replace("SMC ", "SMC in batches of ")
-            ax.set_title(f"{name}: {method['tv_modes']['value']:.1%} in the wrong mode")
+            ax.set(xlabel="x" if key in "ef" else "", ylabel="density" if key in "ace" else "")
+            name = method["name"].replace("SMC ", "SMC, batches of ")
+            if name.startswith("SMC") and "by Z" not in name:
+                name += ", equal weights"
+            ax.set_title(f"{name}: {method['tv_modes']['value']:.1%} in the wrong mode", fontsize=9.5)
             ax.spines["right"].set_visible(False)
-        caption = "samples each, at equal network evaluations; line: exact target; numbers: weight of a mode (exact)"
-        fig.supxlabel(f"{record['n_samples']:,} {caption}", fontsize=9)
+        share = next(m["rows"] for m in runs if m["name"] == "cd.sample") / (runs[0]["rows"] or 1)
+        caption = (
+            f"{record['n_samples']:,} samples each, at equal network evaluations; cd.sample stopped after"
+            f" {share:.0%} of them.\nLine: exact target; numbers: weight of a mode (exact)"
+        )
+        fig.supxlabel(caption, fontsize=9)
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path, dpi=150)
         plt.close(fig)
