@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -296,8 +296,11 @@ def _chosen(target: cd.Target, levels: cd.Ladder, n_samples: int, seed: int, tru
     out = cd.sample(target, levels, n_effective=ENOUGH, budget=budget, scalars=scalars, seed=seed, progress=False)
     rows, seconds = out.evaluations.rows, time.process_time() - start
     draws = out.draws
-    n_blocks = draws.n_batches if isinstance(draws, cd.Particles) else 10 * SEGMENTS
+    # Blocks of particles are batches. Draws of a chain are correlated: their errors are those of the result itself.
+    n_blocks = draws.n_batches if isinstance(draws, cd.Particles) else 1
     method = Method.of("cd.sample", out.x[:, 0], truth, n_blocks, out.weights, rows=rows, seconds=seconds)
+    if not isinstance(draws, cd.Particles):
+        method = replace(method, modes=[out.mean(f) for f in scalars.values()])
     return method, str(out)
 
 
