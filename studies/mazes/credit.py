@@ -7,7 +7,7 @@ themselves first, so that every plan counts once: a user takes plans, not weight
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ import crepe_diffusion as cd
 from studies.mazes.evaluate import ends, judge
 from studies.mazes.maze import Cell, Maze
 from studies.mazes.model import load_maze_model
-from studies.mazes.stitch import Style, plan_target, segments_for
+from studies.mazes.stitch import Style, length_term, path_length, plan_target, segments_for
 from studies.mazes.study import measured
 from studies.shared.pages import markdown
 from studies.shared.results import Results
@@ -27,6 +27,8 @@ from studies.shared.results import Results
 __all__ = ["METHODS", "Case", "cases", "other_pairs", "routes", "run_case", "table"]
 
 N_PARTICLES = 16
+LONGEST = 0.86
+"""Agents cut corners: a plan may be shorter than the way between the middles of cells."""
 Plans = Iterator[tuple[Tensor, int]]
 
 
@@ -98,7 +100,10 @@ METHODS: dict[str, Callable[[cd.Target, Style, int], Plans]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One method on one pair of cells, with a budget of network rows."""
+    """One method on one pair of cells, with a budget of network rows.
+
+    `longest` bounds the length of a plan, in lengths of the shortest way between the middles of cells; 0 is no bound.
+    """
 
     method: str
     start: Cell
@@ -106,11 +111,13 @@ class Case:
     rows: int = 200_000
     weights: str = "giant"
     seed: int = 0
+    longest: float = 0.0
     style: Style = field(default_factory=lambda: Style(n_levels=61))
 
     @property
     def result(self) -> str:
-        return f"credit {self.weights} {self.method} {self.start} {self.goal} seed{self.seed}"
+        kind = f"short {self.longest:g}" if self.longest else "credit"
+        return f"{kind} {self.weights} {self.method} {self.start} {self.goal} seed{self.seed}"
 
 
 def other_pairs(maze: Maze, n: int, seed: int = 1) -> list[tuple[Cell, Cell]]:
@@ -122,8 +129,12 @@ def other_pairs(maze: Maze, n: int, seed: int = 1) -> list[tuple[Cell, Cell]]:
 
 
 def cases(maze: Maze, n_other: int, rows: int, weights: str) -> list[Case]:
+    """All methods on all pairs; those with pools also on the tasks with a bound on the length of the whole plan."""
     pairs = [*maze.tasks, *other_pairs(maze, n_other)]
-    return [Case(method, *pair, rows=rows, weights=weights) for pair in pairs for method in METHODS]
+    all_of_them = [Case(method, *pair, rows=rows, weights=weights) for pair in pairs for method in METHODS]
+    pooled = [case for case in all_of_them if "pool" in case.method or "with restitching" in case.method]
+    tied = [replace(case, longest=LONGEST) for case in pooled if (case.start, case.goal) in maze.tasks]
+    return [*all_of_them, *tied]
 
 
 def routes(maze: Maze, plans: Tensor) -> list[frozenset[int]]:
@@ -142,11 +153,14 @@ def run_case(case: Case, results: Results) -> dict[str, Any]:
     task = (case.start, case.goal)
     start, goal = ends(maze, task)
     target = plan_target(maze, model, task, segments_for(maze, task), case.style)
+    limit = case.longest * maze.distance(*task) * maze.unit or np.inf
+    if case.longest:
+        target = replace(target, rewards=(*target.rewards, length_term(maze, case.style, limit)))
     found: set[frozenset[int]] = set()
     log = []
     for x, rows in METHODS[case.method](target, case.style, case.seed):
         plans = maze.unnormalise(x)
-        success = judge(maze, plans, start, goal).success
+        success = judge(maze, plans, start, goal).success & (path_length(plans) < limit + 1)
         found |= set(routes(maze, plans[success]))
         log.append({"rows": rows, "plans": len(x), "success": int(success.sum()), "routes": len(found)})
         if rows >= case.rows:

@@ -12,7 +12,7 @@ from crepe_diffusion.run import Experiment
 from crepe_diffusion.stitching import Reach, WayPoint
 from studies.mazes.evaluate import ends, judge, passes
 from studies.mazes.model import load_maze_model
-from studies.mazes.stitch import Style, segments_for, terms, way_point_term
+from studies.mazes.stitch import Style, path_length, segments_for, terms, way_point_term
 
 __all__ = ["maze_plan"]
 
@@ -66,7 +66,7 @@ def maze_plan(
     def share(name: str) -> Callable[[Tensor], Tensor]:
         return lambda x: getattr(judge(grid, grid.unnormalise(x), start, goal), name).double()
 
-    scalars = {"success": share("success"), "length": lambda x: _length(grid.unnormalise(x))}
+    scalars = {"success": share("success"), "length": lambda x: path_length(grid.unnormalise(x)).double()}
     if via:
         scalars["via"] = lambda x: passes(grid.unnormalise(x), torch.tensor(via)).double()
     return Experiment(
@@ -89,8 +89,3 @@ def maze_plan(
             "stop": {"iterations": 40},
         },
     )
-
-
-def _length(plans: Tensor) -> Tensor:
-    """How far the agent walks, in units of the maze."""
-    return plans.flatten(1, 2).diff(dim=1).norm(dim=-1).sum(1).double()

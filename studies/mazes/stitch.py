@@ -13,7 +13,17 @@ from crepe_diffusion.stitching import Junctions, Matched, Reach, Restitch, Segme
 from studies.mazes.evaluate import ends
 from studies.mazes.maze import Cell, Maze
 
-__all__ = ["PAPER", "Style", "plan_target", "segments_for", "terms", "way_point_term"]
+__all__ = [
+    "PAPER",
+    "Length",
+    "Style",
+    "length_term",
+    "path_length",
+    "plan_target",
+    "segments_for",
+    "terms",
+    "way_point_term",
+]
 
 STEP = 0.2
 """How far one step of the agent goes, in units of the maze."""
@@ -99,6 +109,32 @@ def way_point_term(maze: Maze, model: cd.models.Denoiser, n_segments: int, style
         return _term("way-point", WayPoint(z, weight=100.0 * n_segments), style, cd.anneal.power(10))
     reward = WayPoint(z, 0.5 * maze.scale**2, weight=_weight(maze, style), l1=0.0)  # the nearest points, within a unit
     return _term("way-point", reward, style, _matched(maze, style, _uncertainty(model, style).mean(1)))
+
+
+@dataclass(frozen=True)
+class Length:
+    """The whole plan is not longer than `limit`: minus half the squared excess in units of `width`.
+
+    It ties all segments at once, so that no pass over neighbours can sum over it.
+    """
+
+    limit: float
+    width: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        excess = (path_length(x) - self.limit).clamp(min=0)
+        return -0.5 * (excess / self.width) ** 2
+
+
+def path_length(plans: Tensor) -> Tensor:
+    """How far the agent gets, (plans,), in the units of the plans: every eighth point, so that jitter counts little."""
+    steps = plans.flatten(1, 2)[:, ::8].diff(dim=1)
+    return (steps.square().sum(-1) + 1e-12).sqrt().sum(1)
+
+
+def length_term(maze: Maze, style: Style, limit: float) -> cd.Reward:
+    """A plan of at most this length in units of the maze, to within one of them."""
+    return _term("length", Length(limit / maze.scale, 1 / maze.scale), style, cd.anneal.power(2))
 
 
 def _term(

@@ -61,6 +61,9 @@ def fill_page(results: Results, page: Path, weights: str, trainings: Path) -> Pa
     names = results.names("credit-*")
     if names:
         tables["credit"] = credit.table([results[name] for name in names], list(maze.tasks))
+    names = results.names("short-*")
+    if names:
+        tables["short"] = credit.table([results[name] for name in names], list(maze.tasks))
     names = results.names("change-*")
     if names:
         tables["random changes"] = changes.table([results[name] for name in names])
