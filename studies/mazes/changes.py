@@ -34,7 +34,7 @@ class Change:
 
     kind: str
     seed: int
-    n_before: int = 10
+    n_before: int = 3
     n_after: int = 2
     weights: str = "giant"
     slack: float = 1.6
