@@ -51,7 +51,8 @@ def test_any_micro_batch_gives_the_same_draws(make):
     whole, parts = make(target, seed=3), make(target, seed=3, micro_batch=5)
     torch.testing.assert_close(parts.x, whole.x, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(parts.weights, whole.weights, rtol=1e-7, atol=1e-9)
-    assert parts.evaluations.rows == whole.evaluations.rows
+    # Blocks are padded to the micro-batch, and what is evaluated is counted.
+    assert 0 <= parts.evaluations.rows - whole.evaluations.rows < 5 * parts.evaluations.calls
     assert parts.evaluations.calls > whole.evaluations.calls
 
 

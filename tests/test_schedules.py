@@ -108,7 +108,7 @@ def test_annealing_reaches_the_reward_with_1_at_the_data_end():
         cd.anneal.linear(),
         cd.anneal.constant(),
     ):
-        target = model.tilt(lambda x: torch.full((len(x),), 3.0), anneal=anneal, scale=0.5)
+        target = model.tilt(lambda x: torch.full((len(x),), 3.0), anneal=anneal, scale=0.5, negligible=0.0)
         chain = cd.ReplicaExchange(target, ladder, process=cd.processes.Gaussian(variance=1.0))
         r = chain.state.by_level(chain.state.seen.reward)[0]
         u = torch.tensor([1, 2 / 3, 1 / 3, 0], dtype=torch.float64)

@@ -9,10 +9,10 @@ import openmm
 import pytest
 from openmm import app
 
+from checks import refuted
 from crepe_diffusion import InputError
 from studies.molecules.lanes import LANES, Lanes, available
 from studies.molecules.peptides import FRICTION, GAS_CONSTANT, PEPTIDES, STEP, Peptide, peptide
-from tests.checks import refuted
 
 pytestmark = pytest.mark.skipif(not available(), reason="no C compiler")
 

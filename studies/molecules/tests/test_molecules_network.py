@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from checks import refuted
 from crepe_diffusion import InputError
 from studies.molecules import model
 from studies.molecules.network import EGNN, Folded, PairForces, Split
 from studies.shared.training import Settings, load_weights, save_weights
-from tests.checks import refuted
 
 N = 6
 
