@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m studies
 
 .DEFAULT_GOAL := help
-.PHONY: help demo plan mazes images gallery molecules walker-0 walker-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
+.PHONY: help demo plan mazes images gallery molecules tokens walker-0 walker-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,16 @@ molecules: $(READY) ## the dipeptide from shipped weights: dynamics, tempering, 
 	$(RUN).molecules temper
 	$(RUN).molecules report
 	$(RUN).molecules page
+
+tokens: export OMP_NUM_THREADS := 1
+
+tokens: $(READY) ## digits and antibodies from shipped trees and fetched wheels: tables and pictures
+	$(RUN).digits measure
+	$(RUN).digits page
+	$(RUN).antibodies fetch
+	$(RUN).antibodies humanise
+	$(RUN).antibodies enumerate
+	$(RUN).antibodies page
 
 # Targets of their own, so that both walkers run at once and an interrupt reaches both.
 walker-0 walker-1: walker-%: $(READY)

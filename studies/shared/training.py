@@ -1,4 +1,4 @@
-"""Train a denoiser: EDM's loss, Adam, an average of the weights, and checkpoints to continue from.
+"""Train a network: Adam, an average of the weights, checkpoints to continue from. EDM's loss, unless given another.
 
     loss  =  E[ weight(sigma) mean_i (D(x + sigma noise, sigma) - x)_i^2 ],    log sigma ~ N(noise_mean, noise_std^2)
 
@@ -15,17 +15,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 
 import crepe_diffusion as cd
 from crepe_diffusion.models import EDM
 from crepe_diffusion.run import publish
 
-__all__ = ["Settings", "load_weights", "loss", "save_weights", "train"]
+__all__ = ["Settings", "load_weights", "loss", "save_tensors", "save_weights", "train"]
+
+Trained = TypeVar("Trained", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -65,18 +68,20 @@ def loss(model: EDM, batch: Tensor | tuple[Tensor, Tensor], settings: Settings, 
 
 
 def train(
-    model: EDM,
+    model: Trained,
     batches: Callable[[int, torch.Generator], Tensor | tuple[Tensor, Tensor]],
     settings: Settings,
     folder: Path,
     *,
-    validate: Callable[[EDM], float] | None = None,
+    objective: Callable[[Any, Any, Settings, torch.Generator], Tensor] = loss,
+    validate: Callable[[Trained], float] | None = None,
     every: int = 500,
 ) -> Iterator[dict[str, float]]:
     """Train in place; yields a line of the log after every `every` steps, once their checkpoint is written.
 
-    `batches(n, generator)` draws n samples, or n samples and their labels. Continues from the checkpoint in `folder` if
-    there is one. At every yield `folder/average.safetensors` holds the averaged weights; at the end the model has them.
+    `batches(n, generator)` draws n samples, or n samples and their labels, and `objective` is the loss of such a batch.
+    Continues from the checkpoint in `folder` if there is one. At every yield
+    `folder/average.safetensors` holds the averaged weights; at the end the model has them.
 
     >>> import tempfile
     >>> class Line(torch.nn.Module):
@@ -101,7 +106,7 @@ def train(
         generator = torch.Generator().manual_seed((settings.seed * 0x9E3779B1 + step) % 2**32)
         for group in optimiser.param_groups:
             group["lr"] = settings.rate_at(step)
-        value = loss(model, batches(settings.batch, generator), settings, generator)
+        value = objective(model, batches(settings.batch, generator), settings, generator)
         optimiser.zero_grad(set_to_none=True)
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
@@ -127,7 +132,7 @@ def train(
     model.load_state_dict(average.state_dict())
 
 
-def _pack(step: int, model: EDM, average: EDM, optimiser: torch.optim.Adam, settings: Settings) -> bytes:
+def _pack(step: int, model: nn.Module, average: nn.Module, optimiser: torch.optim.Adam, settings: Settings) -> bytes:
     tensors = {f"model.{k}": v for k, v in model.state_dict().items()}
     tensors |= {f"average.{k}": v for k, v in average.state_dict().items()}
     for name, p in model.named_parameters():
@@ -136,7 +141,7 @@ def _pack(step: int, model: EDM, average: EDM, optimiser: torch.optim.Adam, sett
     return save(tensors, {"step": str(step), "settings": json.dumps(asdict(settings))})
 
 
-def _restore(path: Path, model: EDM, average: EDM, optimiser: torch.optim.Adam, settings: Settings) -> int:
+def _restore(path: Path, model: nn.Module, average: nn.Module, optimiser: torch.optim.Adam, settings: Settings) -> int:
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     before = json.loads(metadata["settings"])
@@ -162,8 +167,13 @@ def save_weights(
     path: Path, model: torch.nn.Module, about: dict[str, str], others: dict[str, Tensor] | None = None
 ) -> None:
     """Write the model's weights with `about`, the facts needed to use them, and other tensors beside them."""
+    save_tensors(path, {**model.state_dict(), **(others or {})}, about)
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    """Write tensors with the facts needed to use them."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    publish(path, save({k: v.contiguous() for k, v in {**model.state_dict(), **(others or {})}.items()}, about))
+    publish(path, save({name: value.contiguous() for name, value in tensors.items()}, about))
 
 
 def load_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

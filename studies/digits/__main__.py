@@ -1,0 +1,81 @@
+"""Digits with a known truth: `python -m studies.digits --help`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from studies.digits import laws, pictures, study, tables
+from studies.shared.results import Results
+from studies.shared.training import save_tensors
+
+PAGE = Path(__file__).parent / "README.md"
+
+
+def fit(options: argparse.Namespace) -> None:
+    for side in (14, 28):
+        x, labels = laws.binary_digits(options.mnist, side)
+        tensors = laws.fit_trees(x, labels)
+        about = {"data": "MNIST, 60,000 training images, ink above one half", "side": str(side)}
+        save_tensors(options.out / f"trees-{side}.safetensors", tensors, about)
+        print(f"Wrote {options.out / f'trees-{side}.safetensors'}")
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Every method on every case; what is measured already is not measured again."""
+    results = Results(options.out)
+    for case in study.cases() if options.case is None else [study.cases()[options.case]]:
+        missing = [
+            (method, seed)
+            for seed in range(options.seeds)
+            for method in (study.METHODS if options.method is None else options.method)
+            if f"{case.name} {method} {seed}" not in results
+        ]
+        if not missing:
+            continue
+        problem = case.problem()
+        known = study.truth_of(case, problem)
+        results.save(
+            f"{case.name} truth",
+            {"share": known.share, "log_z": known.log_z, "floors": study.floors(case, known)},
+            pixels=known.means["pixels"].numpy(),
+        )
+        for method, seed in missing:
+            found = study.measure(case, method, seed, known, problem)
+            results.save(f"{case.name} {method} {seed}", found)
+            errors = {name: round(value, 4) for name, value in found["errors"].items()}
+            print(
+                f"{case.name}: {method}, seed {seed}, {found['rows']} rows, {errors}, {found['log_z']:.3f}", flush=True
+            )
+
+
+def page(options: argparse.Namespace) -> None:
+    print(tables.fill_page(PAGE, Results(options.out)))
+    print(pictures.draw(Path(__file__).parent / "digits.png", Results(options.out)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.digits", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("fit", help="fit the trees that are shipped (six seconds)")
+    command.add_argument("--mnist", type=Path, default=Path("data/mnist.npz"))
+    command.add_argument("--out", type=Path, default=laws.WEIGHTS)
+    command.set_defaults(run=fit)
+    command = commands.add_parser("measure", help="errors of all methods against the truth")
+    command.add_argument("--case", type=int, choices=range(len(study.cases())), help="one case only")
+    command.add_argument("--method", action="append", choices=list(study.METHODS), help="these methods only")
+    command.add_argument("--seeds", type=int, default=4)
+    command.add_argument("--out", type=Path, default=Path("results/digits"))
+    command.set_defaults(run=measure)
+    command = commands.add_parser("page", help="put the measurements into the page, and draw its picture")
+    command.add_argument("--out", type=Path, default=Path("results/digits"))
+    command.set_defaults(run=page)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The tables of the page, from what was measured."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from studies.digits.study import METHODS, Case, cases
+from studies.shared.pages import fill, markdown
+from studies.shared.results import Results
+
+__all__ = ["fill_page", "summary"]
+
+NUMBERS = ("posterior", "pixels", "pairs")
+
+
+def mean_and_error(values: list[float]) -> str:
+    """Mean over seeds and its standard error.
+
+    >>> mean_and_error([0.1, 0.3])
+    '0.2000 ± 0.1000'
+    """
+    n = len(values)
+    mean = math.fsum(values) / n
+    if math.isnan(mean):
+        return "–"
+    error = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, n - 1) / n) if n > 1 else math.nan
+    return f"{mean:.4f} ± {error:.4f}"
+
+
+def summary(case: Case, results: Results) -> str | None:
+    """Errors of all methods on one case, or None if it was not measured."""
+    truth = results.get(f"{case.name} truth")
+    if truth is None:
+        return None
+    floors = truth["floors"]
+    rows: list[list[Any]] = [
+        ["exact draws, as many as the rows pay for", *(f"{floors[k]:.4f}" for k in NUMBERS), "–", case.rows, ""]
+    ]
+    for method in METHODS:
+        # Seeds are numbers, and a method's name may begin with another's.
+        names = [n for n in results.names(f"{case.name} {method} ?".replace(" ", "-")) if n.rsplit("-", 1)[1].isdigit()]
+        found = [results[name] for name in names]
+        if found:
+            errors = [mean_and_error([f["errors"][k] for f in found]) for k in NUMBERS]
+            log_z = mean_and_error([f["log_z"] for f in found])
+            rows.append([method, *errors, log_z, round(sum(f["rows"] for f in found) / len(found)), len(found)])
+    return markdown(["method", "P(digit)", "pixels", "pairs", "log Z - truth", "rows", "seeds"], rows)
+
+
+def fill_page(page: Path, results: Results) -> Path:
+    """Put every case that was measured into its place."""
+    found = {f"case {i}": summary(case, results) for i, case in enumerate(cases())}
+    return fill(page, {name: table for name, table in found.items() if table is not None})

@@ -1,0 +1,82 @@
+"""A transformer that sees all tokens at once and says what the hidden ones are.
+
+    log p(x^i = v | tokens that are not masked, label)
+
+The label is added to every position. The output layer is the table of tokens itself, so the mask and the padding of a
+shorter vocabulary cost nothing more. No time goes in: which tokens are masked says all that the time could say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+__all__ = ["PRESETS", "Sizes", "Transformer"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Size of a network; `n_labels` does not count "no label"."""
+
+    vocabulary: int = 4096
+    length: int = 32
+    width: int = 192
+    depth: int = 4
+    heads: int = 6
+    n_labels: int = 2
+
+
+PRESETS = {
+    "small": Sizes(),
+    "medium": Sizes(width=256, depth=6, heads=8),
+    "paper": Sizes(vocabulary=50257, length=1024, width=1024, depth=24, heads=16),
+}
+"""`small` was trained for the shipped weights; `paper` has the size of SEDD-medium, which needs other machines."""
+
+
+class Block(nn.Module):
+    """Attention and a two-layer network, each added to what comes in."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        rows, length, width = h.shape
+        qkv = self.query_key_value(self.before_attention(h)).reshape(rows, length, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        h = h + self.out(scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, length, width))
+        return h + self.down(nn.functional.gelu(self.up(self.before_mlp(h))))
+
+
+class Transformer(nn.Module):
+    """`forward(tokens, t, label)` gives log-probabilities (rows, length, vocabulary); t is not looked at."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.tokens = nn.Embedding(sizes.vocabulary + 1, sizes.width)  # the mask is the last one
+        self.labels = nn.Embedding(sizes.n_labels + 1, sizes.width)  # and "no label" the last of these
+        self.places = nn.Parameter(0.02 * torch.randn(sizes.length, sizes.width))
+        self.blocks = nn.ModuleList(Block(sizes.width, sizes.heads) for _ in range(sizes.depth))
+        self.last = nn.LayerNorm(sizes.width)
+        self.bias = nn.Parameter(torch.zeros(sizes.vocabulary))
+        for table in (self.tokens, self.labels):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def logits(self, x: Tensor, label: Tensor, where: Tensor | None = None) -> Tensor:
+        """Logits of all positions, or of those where `where` is true, (hidden, vocabulary)."""
+        h = self.tokens(x) + self.places[: x.shape[1]] + self.labels(label)[:, None]
+        for block in self.blocks:
+            h = block(h)
+        h = self.last(h if where is None else h[where])
+        return linear(h, self.tokens.weight[:-1], self.bias)
+
+    def forward(self, x: Tensor, t: Tensor, label: Tensor) -> Tensor:
+        return self.logits(x, label).log_softmax(-1)

