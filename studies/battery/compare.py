@@ -27,13 +27,17 @@ DEFAULT = (
     "tempering isotropic d=32 beta=2",
     "tempering isotropic d=64 beta=2",
     "tempering stiff d=16 beta=2",
+    "tempering isotropic d=16 beta=3",
+    "rare tilt with gradient, linear annealing",
     "posterior of a mode of prior weight 0.001",
     "masked tokens 4x3 mild w=2 w'=2",
     "masked tokens 4x3 steep w=2 w'=2",
     "masked tokens 8x2 mild w=2 w'=1",
+    "uniform tokens 4x3 mild w=2 w'=2",
     "mini-batch mixture",
     "1d tilting",
     "2d guidance",
+    "20d tempering",
     "20d-stiff composition",
 )
 LEAST_EFFECTIVE = 10
