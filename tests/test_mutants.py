@@ -60,6 +60,7 @@ def test_mutants_of_the_package_are_many_and_always_the_same(tool):
     assert tool.draw(root, every, 7, seed=1)[:5] == drawn != tool.draw(root, every, 5, seed=2)
 
 
+@pytest.mark.slow
 def test_a_mutant_that_tests_notice_is_killed_and_one_that_they_do_not_survives(tool, tmp_path):
     (tmp_path / "test_it.py").write_text("def test_it():\n    assert 1 + 1 == 2\n")
     assert not tool.run_tests(tmp_path, ["test_it.py"], 60).killed
