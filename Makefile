@@ -27,6 +27,8 @@ plan: $(READY) ## plan a way through a maze, with pictures and a report
 
 mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures (an hour)
 	$(RUN).mazes quality
+	$(RUN).mazes credit
+	$(RUN).mazes changes
 	$(RUN).mazes study
 	$(RUN).mazes refine
 	$(RUN).mazes page
