@@ -76,7 +76,7 @@ def figure(record: Record, truth: Truth, path: Path) -> None:
     x, density = truth.grid[thin], truth.density[thin]
     with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.titlesize": 11}):
         fig = plt.figure(figsize=(9, 11.5), layout="constrained")
-        layout = [["top", "top"], ["a", "b"], ["c", "d"], ["e", "f"]]
+        layout: Any = [["top", "top"], ["a", "b"], ["c", "d"], ["e", "f"]]
         axes = fig.subplot_mosaic(layout, height_ratios=[1.05, 1, 1, 1])
         top = axes["top"]
         top.fill_between(x, truth.model[thin], color=blue, alpha=0.25, lw=0)
