@@ -22,7 +22,7 @@ from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.rewards import RewardSum
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.sharing import Rows, by_blocks
+from crepe_diffusion.sharing import Rows, by_blocks, team
 from crepe_diffusion.targets import Target
 
 __all__ = ["Counts", "Evaluator"]
@@ -121,8 +121,11 @@ class Evaluator:
         *predictions, drift, reward, bad = by_blocks(parts, len(x), self._block(len(x)), x.device)
         terms = self.rewards
         self._count(len(x), terms.through_networks)
-        terms.taken()  # in this process, of the rows that it had
-        self.counts.rewards += terms.n_rows([*terms.gradient, *terms.free, *(terms.blind if rewards else [])], t)
+        called = terms.taken()
+        if not is_home(t) and team() is None and self._block(len(x)) >= len(x):
+            self.counts.rewards += called  # to count rows of a device again would be to wait for it
+        else:
+            self.counts.rewards += terms.n_rows([*terms.gradient, *terms.free, *(terms.blind if rewards else [])], t)
         return self._mended(x, t, Evaluation(tuple(predictions), drift, reward), bad)
 
     def _block(self, n: int) -> int:
