@@ -127,7 +127,10 @@ def test_every_file_runs_what_it_names_and_goes_on_bit_for_bit(path, tmp_path, m
     NAMED[path.stem](sampler)
 
 
-@pytest.mark.parametrize("name", PROPERTIES)
+HEAVY = ("mala", "my_sampler")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in HEAVY else n for n in PROPERTIES])
 def test_an_example_keeps_its_promise(name):
     PROPERTIES[name]()
 

@@ -206,6 +206,7 @@ def test_means_and_log_z_of_gaussians_with_their_errors():
     assert survivors[-1] < 3.9
 
 
+@pytest.mark.slow
 def test_intervals_of_chains_cover_the_truth():
     """40 groups of two chains: means and log Z, by the larger of two errors."""
     out = tilted_product(n_particles=4, n_chains=80, ess_threshold=0.8, seed=2).sample(80, burn_in=5)
@@ -372,7 +373,7 @@ def config(kind):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["particle-gibbs", pytest.param("smc", marks=pytest.mark.slow)])
 def test_a_run_resumes_bit_for_bit_and_has_a_report(kind, tmp_path):
     with cd.Run.start(tmp_path / "whole", config(kind)) as run:
         run.run()

@@ -241,6 +241,7 @@ def judged(start: StartingPass) -> cd.diagnostics.Verdict:
     return cd.verdict(data)
 
 
+@pytest.mark.slow
 def test_the_verdict_compares_chain_and_pilot(large):
     start = large[0].summary
     fair = replace(start, discretisation=dict.fromkeys(METHODS, Estimate(0.0, 0.01)))

@@ -123,6 +123,7 @@ def damaged_copies(reference: Path, tmp_path: Path, n: int, seed: int):
         shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_damage_is_named_or_harmless(reference: Path, tmp_path: Path) -> None:
     longer = tmp_path / "longer"
     shutil.copytree(reference, longer)

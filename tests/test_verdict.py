@@ -160,6 +160,8 @@ SLOW = (
     "guided",
     "tempered, bounce",
     "tempered, 8 dimensions",
+    "uniform tokens",
+    "refined long ago",
 )
 
 

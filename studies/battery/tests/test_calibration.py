@@ -58,7 +58,9 @@ def test_a_name_that_is_not_there_is_refused():
         calibration.chosen("nowhere")
 
 
-@pytest.mark.parametrize(("method", "rows"), [("replica exchange", 8000), ("SMC", 3000)])
+@pytest.mark.parametrize(
+    ("method", "rows"), [pytest.param("replica exchange", 8000, marks=pytest.mark.slow), ("SMC", 3000)]
+)
 def test_a_small_calibration(method, rows, tmp_path: Path):
     """Intervals of runs that are judged OK hold the truth; with half of their width they would not."""
     found = run_job(Job("masked tokens 4x3 mild w=2 w'=2", method, rows, 1, 16), tmp_path)

@@ -46,7 +46,7 @@ def converges(problem: Problem, process: Process | None = None) -> bool:
 
 @pytest.mark.parametrize(
     "task",
-    [TASKS[0], TASKS[5], *(pytest.param(t, marks=pytest.mark.slow) for t in TASKS[1:5])],
+    [TASKS[0], *(pytest.param(t, marks=pytest.mark.slow) for t in TASKS[1:])],
     ids=lambda t: t.__name__,
 )
 def test_error_falls_at_first_order(task: Task) -> None:

@@ -20,6 +20,7 @@ from studies.shared.pages import BLOCK
 from studies.shared.results import Results
 
 N_SAMPLES = 12_000
+pytestmark = pytest.mark.slow  # half a minute; make demo runs the same study
 
 
 @pytest.fixture(scope="module")
