@@ -167,6 +167,15 @@ def test_any_failure_is_logged_and_keeps_what_was_sampled(tmp_path: Path) -> Non
     assert f"failed after iteration {n}: ZeroDivisionError: of mine" in (tmp_path / "run/log.txt").read_text()
 
 
+@pytest.fixture
+def hears_hangups():
+    """The tests themselves may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("name", ["SIGHUP"])
 def test_a_signal_writes_everything(name: str, tmp_path: Path) -> None:
     with Run.start(tmp_path / "run", small()) as run:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, TypeVar
 
 import torch
@@ -266,18 +267,20 @@ def _by_direction(up: Tensor, parts: list[slice]) -> list[tuple[Rows, Choice]]:
     A large batch is gathered by direction in parts that fit into a cache: choosing entry by entry would take longer. A
     small one, or one on another device, is chosen from as a whole: fewer operations, and nothing to wait for.
     """
-
-    def chosen(above: Tensor, below: Tensor) -> Tensor:
-        return torch.where(rows_like(up, above), above, below)
-
-    def gathered(rising: bool, rows: Tensor) -> Choice:
-        return lambda above, below: (above if rising else below).index_select(0, rows)
-
     if len(parts) == 1:
-        return [(slice(None), chosen)]
+        return [(slice(None), partial(_chosen, up))]
     by_direction = [(rising, (up == rising).nonzero()[:, 0]) for rising in (True, False)]
     size = parts[0].stop
-    return [(rows, gathered(rising, rows)) for rising, every in by_direction for rows in every.split(size) if len(rows)]
+    pieces = [(rising, rows) for rising, every in by_direction for rows in every.split(size) if len(rows)]
+    return [(rows, partial(_gathered, rising, rows)) for rising, rows in pieces]
+
+
+def _chosen(up: Tensor, above: Tensor, below: Tensor) -> Tensor:
+    return torch.where(rows_like(up, above), above, below)
+
+
+def _gathered(rising: bool, rows: Tensor, above: Tensor, below: Tensor) -> Tensor:
+    return (above if rising else below).index_select(0, rows)
 
 
 def _side_by_side(log_prob: Callable[[Tensor, Tensor], Tensor], n: int) -> Callable[[Tensor, Tensor], Tensor]:
