@@ -6,6 +6,7 @@ Gaussian segments tied by squared gaps: pi_t is a Gaussian with known moments, a
 from __future__ import annotations
 
 import itertools
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -133,18 +134,25 @@ def test_a_gaussian_law_of_plans_is_kept(explorer):
     refuted(check, start=1.0)
 
 
+@contextmanager
+def repeats_allowed():
+    """Plans that use a trajectory twice pass for good ones."""
+    original = restitch._forward_backward
+
+    def all_good(*arguments):
+        plans, good, log_total = original(*arguments)
+        return plans, torch.ones_like(good), log_total
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(restitch, "_forward_backward", all_good)
+        yield
+
+
 class Twice(Restitch):
     """Lets a plan use a trajectory twice."""
 
     def _choose(self, *arguments):
-        with pytest.MonkeyPatch.context() as patch:
-            original = restitch._forward_backward
-
-            def all_good(*a):
-                plans, good, log_total = original(*a)
-                return plans, torch.ones_like(good), log_total
-
-            patch.setattr(restitch, "_forward_backward", all_good)
+        with repeats_allowed():
             return super()._choose(*arguments)
 
 

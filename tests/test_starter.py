@@ -13,9 +13,21 @@ import torch
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.random import Stream
-from crepe_diffusion.stitching import Restitch, restitch
+from crepe_diffusion.stitching import Restitch
 from test_restitch import FEW as MOVE
-from test_restitch import LADDER, PASSING, RHO, TIED, VARIANCE, T, evaluator, features, gaussian, thinned
+from test_restitch import (
+    LADDER,
+    PASSING,
+    RHO,
+    TIED,
+    VARIANCE,
+    T,
+    evaluator,
+    features,
+    gaussian,
+    repeats_allowed,
+    thinned,
+)
 
 STREAM = Stream(32)
 FEW = replace(MOVE, n_candidates=9, n_plans=32)
@@ -67,14 +79,7 @@ class Repeated(Restitch):
     """Counts plans that use a trajectory twice."""
 
     def particles(self, *arguments):
-        with pytest.MonkeyPatch.context() as patch:
-            original = restitch._forward_backward
-
-            def all_good(*a):
-                plans, good, log_total = original(*a)
-                return plans, torch.ones_like(good), log_total
-
-            patch.setattr(restitch, "_forward_backward", all_good)
+        with repeats_allowed():
             return super().particles(*arguments)
 
 
