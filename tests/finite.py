@@ -73,11 +73,13 @@ def tokens(
     prompt: Tensor | None = None,
     at_once: int | None = None,
     nodes: int = 20,
+    counted: bool = False,
     **options: object,
 ) -> Toy:
     """One position, or several, which are independent of each other unless `dependent`.
 
-    `at_once` and `nodes` are those of the process; `oracle` replaces ratios by exact densities.
+    `at_once` and `nodes` are those of the process; `oracle` replaces ratios by exact densities; `counted` fixes the
+    number of masks of each level.
     """
     shape = (vocab,) * length
 
@@ -94,6 +96,7 @@ def tokens(
     target, exponents = build(p, q, task, reward_on_tokens)
     process = replace(p.process(), log_probs=tuple(m.log_prob for m in target.models) if oracle else None)
     process = replace(process, at_once=at_once, **({"nodes": nodes} if kind == "uniform" else {}))
+    process = process.counted() if counted else process
     chain = cd.ReplicaExchange(
         target,
         cd.ladder.linear(n_levels, substeps=substeps),
@@ -111,6 +114,9 @@ def tokens(
         t = torch.tensor(m / (n_levels - 1), dtype=torch.float64)
         value = sum(c * model.log_prob(states, t).nan_to_num(neginf=-1e9) for model, c in target.factors)
         impossible = target.models[0].log_prob(states, t) == -torch.inf
+        if counted:
+            n_free = length if prompt is None else int((prompt < 0).sum())
+            impossible |= (states == vocab).sum(1) != round(m / (n_levels - 1) * n_free)
         if target.rewards:
             t_rows = t.expand(len(states))
             mixed = torch.softmax(

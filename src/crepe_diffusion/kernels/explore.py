@@ -155,7 +155,7 @@ class SingleToken:
     def check(self, evaluate: Evaluator) -> None:
         if not evaluate.process.is_discrete:
             raise InputError("SingleToken exploration is for discrete processes; use Bounce or Langevin")
-        if not isinstance(evaluate.process, TokenMoves):
+        if not isinstance(evaluate.process, TokenMoves) or not evaluate.process.moves_single:
             raise InputError(
                 f"SingleToken exploration needs single-token moves, which {type(evaluate.process).__name__} does not"
                 " have; use Masked, Uniform or Bounce"

@@ -4,7 +4,8 @@
 
 Such a network has no time input: what is masked says it all. Its conditionals need not belong to one joint law, so that
 the order in which positions are revealed matters. Positions are revealed in uniformly random order here, and the law of
-a model is the random-order one, `p(x) = E_order prod_i p(x^i | the positions before i)`.
+a model is the random-order one, `p(x) = E_order prod_i p(x^i | the positions before i)`. SMC is exact for it; chains
+walk up in an order of their own, which is exact only where the order does not matter.
 """
 
 from __future__ import annotations

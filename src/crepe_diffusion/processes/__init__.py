@@ -1,7 +1,7 @@
 """Noising processes and the kernels that walk them."""
 
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
-from crepe_diffusion.processes.discrete import Discrete, Euler, Masked, TokenMoves, Uniform
+from crepe_diffusion.processes.discrete import Counted, Discrete, Euler, Masked, TokenMoves, Uniform
 from crepe_diffusion.processes.gaussian import EulerMaruyama, Gaussian, GaussianProcess
 from crepe_diffusion.processes.information import (
     Adaptive,
@@ -16,6 +16,7 @@ from crepe_diffusion.processes.information import (
 __all__ = [
     "Adaptive",
     "Coefficients",
+    "Counted",
     "Discrete",
     "Euler",
     "EulerMaruyama",

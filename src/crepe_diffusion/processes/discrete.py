@@ -31,7 +31,7 @@ from crepe_diffusion.errors import InputError
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
 from crepe_diffusion.random import Stream, category
 
-__all__ = ["Asked", "Discrete", "Euler", "InTurn", "Masked", "TokenMoves", "Uniform"]
+__all__ = ["Asked", "Counted", "Discrete", "Euler", "InTurn", "Masked", "TokenMoves", "Uniform"]
 
 LOG_ZERO = float("-inf")
 SOFTEST = 1e-3
@@ -339,6 +339,9 @@ class InTurn(Discrete):
 class TokenMoves(ABC):
     """Processes that propose to change one token at one time: what `SingleToken` needs besides density ratios."""
 
+    moves_single: ClassVar[bool] = True
+    """Whether a state stays one of its level when a single token changes."""
+
     @abstractmethod
     def local_move(self, x: Tensor, drift: Tensor, stream: Stream) -> Tensor:
         """A state that differs from x in one position."""
@@ -430,13 +433,16 @@ class Masked(InTurn, TokenMoves):
     def turns(self, x: Tensor, s: Tensor, t: Tensor, up: Tensor, stream: Stream) -> Tensor | None:
         if self.at_once is None:
             return None
+        may = (self.free(x) & ((x == self.mask) != rows_like(up, x)) & rows_like(s != t, x)).flatten(1)
+        n = _most_at_once(self.at_once, self.n_free(x.shape[1:]))
+        return (self.ranks(x, may, s, t, up, stream) + n - 1).div(n, rounding_mode="floor")
+
+    def ranks(self, x: Tensor, may: Tensor, s: Tensor, t: Tensor, up: Tensor, stream: Stream) -> Tensor:
+        """The order (1, 2, ...) in which positions change of those that `may`, (rows, positions), 0 for the others."""
         a_s, a_t = 1 - s, 1 - t
         chance = torch.where(up, 1 - a_t / a_s, (a_s - a_t) / (1 - a_t))
-        may = self.free(x) & ((x == self.mask) != rows_like(up, x)) & rows_like(s != t, x)
-        coins = stream.at("coins").bernoulli(rows_like(chance.log(), x).where(may, LOG_ZERO)).flatten(1)
-        rank = stream.at("order").order(coins)
-        n = _most_at_once(self.at_once, self.n_free(x.shape[1:]))
-        return (rank + n - 1).div(n, rounding_mode="floor")
+        coins = stream.at("coins").bernoulli(rows_like(chance.log(), may).where(may, LOG_ZERO))
+        return stream.at("order").order(coins)
 
     def change(self, x: Tensor, positions: Tensor, chosen: Tensor, log_q: Tensor, up: Tensor, stream: Stream) -> Tensor:
         """Masked where `up`, elsewhere revealed as a token of the proposal."""
@@ -460,6 +466,10 @@ class Masked(InTurn, TokenMoves):
         certain = torch.zeros(1, dtype=real(x_s.device), device=x_s.device).expand(*x_s.shape, self.vocab_size)
         each = self.log_ratio(x_s, x_t, certain, s, t)
         return torch.where(self.free(x_s), each, 0.0).flatten(1).sum(1)
+
+    def counted(self) -> Counted:
+        """The same process with a fixed number of masks at every time."""
+        return Counted(**{f.name: getattr(self, f.name) for f in fields(self)})
 
     @property
     def mask(self) -> int:
@@ -543,6 +553,60 @@ class Masked(InTurn, TokenMoves):
         log_p = as_real(torch.where(rows_like(reveals, at_x), at_x, at_y).flatten(1, -2).gather(1, at)[:, 0])
         sign = as_real(torch.where(reveals, 1.0, -1.0))
         return (sign * (_pick(log_p, token) + odds)).where(moved, 0.0)
+
+
+@dataclass(frozen=True)
+class Counted(Masked):
+    """Absorbing diffusion without coins: at time t, exactly `round(t n)` of the n free positions are masked.
+
+    Which ones is uniformly random, so the law at the data end is that of `Masked`. Levels between the ends differ. With
+    coins the number of masks is part of a level's law, and every token that is revealed multiplies the weight by
+    `sum_v prod_j p_j(v)^{c_j}`, which is not 1 unless the target is one model. Levels then prefer states with few
+    masks (guidance) or with many (products, powers), particles are resampled for that alone, and the weights that
+    were removed come back below. Here all states of a level have equally many masks, and nothing of that is left.
+
+    Replicas of a level must keep their number of masks: `SingleToken` is refused, and a ladder is not moved while a
+    chain runs. `model.process().counted()` makes one from a model's own process.
+
+    >>> process = Counted(vocab_size=3)
+    >>> process.n_masked(torch.tensor([0.0, 0.3, 1.0]), 4).tolist()
+    [0, 1, 4]
+    """
+
+    moves_single: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.at_once is None:
+            raise InputError('at_once must be a number of positions or "auto" where masks are counted, got None')
+
+    def n_masked(self, t: Tensor, n_free: int) -> Tensor:
+        """How many of so many free positions are masked at these times."""
+        return (t * n_free).round().long()
+
+    def noise(self, stream: Stream, like: Tensor, t: float, coefficients: Coefficients) -> Tensor:
+        n = self.n_free(like.shape[1:])
+        if int(self.n_masked(torch.tensor(t), n)) < n:
+            raise InputError(f"a ladder that ends at t = {t:g} leaves some of {n} positions unmasked: let it end at 1")
+        return super().noise(stream, like, t, coefficients)
+
+    def ranks(self, x: Tensor, may: Tensor, s: Tensor, t: Tensor, up: Tensor, stream: Stream) -> Tensor:
+        n = self.n_free(x.shape[1:])
+        at_s, at_t = self.n_masked(s, n), self.n_masked(t, n)
+        found, wanted = may.sum(1), torch.where(up, n - at_s, at_t).where(s != t, 0)
+        if not torch.equal(found, wanted):
+            row = int((found != wanted).nonzero()[0, 0])
+            masks, right = (int(n - c[row] if up[row] else c[row]) for c in (found, wanted))
+            raise InputError(
+                f"a state has {masks} masks where {right} of {n} positions are masked: a chain of counted masks keeps"
+                " the ladder that it began with, and a pilot for it has one level per position"
+            )
+        rank = stream.at("order").order(may)
+        return rank.where(rank <= (at_t - at_s)[:, None], 0)
+
+    def coin_ratio(self, x_s: Tensor, x_t: Tensor, s: Tensor, t: Tensor) -> Tensor:
+        """Nothing: sets of positions are equally likely, and their number is a constant of the level."""
+        return torch.zeros(len(x_s), dtype=real(x_s.device), device=x_s.device)
 
 
 @dataclass(frozen=True)

@@ -75,19 +75,18 @@ def test_kept_answers_are_the_networks(two):
     assert_close(whole.predict(x, t)[:, [2, 7]], part.predict(x[:, [2, 7]], t), atol=1e-6, rtol=0)
 
 
-def test_particles_approach_the_enumerated_law_and_plain_guidance_does_not(two):
-    """Order matters in these networks, exponents do not sum to 1, and the reward is a black box.
-
-    Replica exchange is measured too but not asserted: with so few draws it is no nearer than plain guidance.
-    """
-    found_laws = exact.laws(two[0], two[1], two[2], LITTLE.tokens[[2, 7]], -torch.linspace(0, 3, 400))
-    for law in [found_laws[0], found_laws[1], found_laws[3]]:
-        floor, n = exact.floor(law, 2_000), 2_000
-        found = {method: exact.measure(law, method, n, 0) for method in exact.METHODS}
-        assert found["SMC"]["tv"] < 2.5 * floor, (law.name, floor, found)
-        assert found["plain guidance"]["tv"] > 1.8 * found["SMC"]["tv"], (law.name, found)
+def test_corrected_methods_are_near_the_floor_and_the_others_are_not(two):
+    """Order matters in these networks, exponents do not sum to 1, and the reward is a black box."""
+    for law in exact.laws(two[0], two[1], two[2], LITTLE.tokens[[2, 7]], -torch.linspace(0, 3, 400)):
+        rows = 6_000
+        floor = exact.floor(law, rows)
+        found = {method: exact.measure(law, method, rows, 0) for method in exact.METHODS}
+        # With coins, particles that wait are copied if revealing lowers the weight, and have more to reveal later.
+        used = {method: f["rows"] for method, f in found.items() if method != "SMC, coins"}
+        assert max(used.values()) <= 1.02 * rows, (law.name, used)
+        assert found["SMC"]["tv"] < 2 * floor, (law.name, floor, found)
+        assert found["plain"]["tv"] > 1.8 * found["SMC"]["tv"], (law.name, found)
         assert abs(found["SMC"]["log_z"]) < 0.1
-        assert found["particle Gibbs"]["tv"] < 0.9 * found["plain guidance"]["tv"], (law.name, found)
 
 
 def test_every_method_humanises_and_keeps_what_is_frozen():
