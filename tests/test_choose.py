@@ -106,11 +106,30 @@ def test_the_method_with_the_best_forecast_runs(monkeypatch):
     assert [f.effective for f in out.forecasts] == sorted((f.effective for f in out.forecasts), reverse=True)
     assert isinstance(out.draws, cd.Particles)
     assert all(f"{f.effective:.2g} " in out.choice and f.method in out.choice for f in out.forecasts)
-    monkeypatch.setattr(choose, "_repeated", lambda pilot: 1.0)  # all particles have one ancestor
+    monkeypatch.setattr(choose, "_repeated", lambda pilot: 0.75)  # nearly all particles have one ancestor
+    out = cd.sample(MODEL**2.0, LADDER, **options)
+    assert isinstance(out.draws, cd.samplers.Sweeps)
+    assert out.choice.startswith("particle Gibbs was chosen")
+    monkeypatch.setattr(choose, "_repeated", lambda pilot: 0.999)
+    monkeypatch.setattr(choose, "_found", lambda q: 1.0)  # and the played exchange is believed
     out = cd.sample(MODEL**2.0, LADDER, **options)
     assert isinstance(out.draws, cd.Chains)
     assert out.choice.startswith("replica exchange was chosen")
     assert str(out).endswith(str(out.verdict()))
+
+
+def test_where_weights_degenerate_it_is_particle_gibbs_that_runs():
+    """A reward without gradient in eight dimensions: particles all have one ancestor, and log Z is off by several."""
+
+    def reward(x: torch.Tensor) -> torch.Tensor:
+        return -2 * (x[:, :n_observed] - 2).square().sum(1)
+
+    model, ladder = cd.models.GaussianMixture([1.0], [[0.0] * 8], [1.0]), cd.ladder.karras(17, 0.02, 10.0)
+    n_observed, options = 8, {"budget": 6_000, "n_effective": 1, "progress": False}
+    chosen = [cd.sample(model.tilt(reward), ladder, seed=seed, **options).forecasts[0].method for seed in range(3)]
+    assert chosen == ["particle Gibbs"] * 3
+    n_observed = 0
+    assert cd.sample(model.tilt(reward), ladder, **options).forecasts[0].method == "SMC"
 
 
 def test_a_callback_stops_it_with_what_there_is():

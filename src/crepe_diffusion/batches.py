@@ -33,8 +33,8 @@ def rows_like(values: Tensor, x: Tensor) -> Tensor:
 
 def blocks(x: Tensor) -> list[slice]:
     """Rows to compute at once: few enough that temporaries stay in a processor's cache; all of them elsewhere."""
-    n = len(x)
-    size = max(1, 2**18 // max(1, x[0].numel())) if n and x.device.type == "cpu" else n
+    n = x.shape[0]
+    size = max(1, 2**18 // max(1, x.numel() // n)) if n and x.device.type == "cpu" else n
     return [slice(i, i + size) for i in range(0, n, size)] if size < n else [slice(0, n)]
 
 
@@ -54,7 +54,7 @@ def called(function: Callable[..., T], what: str, *inputs: Tensor) -> T:
     for z, copy, version in zip(inputs, copies, versions, strict=True):
         rewritten = version is not None and copy._version != version
         # What NumPy writes does not count as a version. It cannot reach other devices, where comparing would wait.
-        if rewritten or (z.device.type == "cpu" and not _equal(z.detach(), copy.detach())):
+        if rewritten or (z.device.type == "cpu" and not _equal(z, copy)):
             raise InputError(
                 f"{what} changed its input in place (+=, mul_, zero_, out= or numpy): work on a copy, x = x.clone()"
             )

@@ -71,6 +71,7 @@ class Evaluator:
         if process.is_discrete and self.networks.n_conditions > 1:
             raise InputError("tokens have one condition for all chains: give several prompts instead, (chains, length)")
         self.rewards = RewardSum(target.rewards, proposal.guidance, ladder, process, self.coefficients)
+        self._covered = min([float(ladder.times[0]), *ladder.finish]), float(ladder.times[-1])
         self.keeps_predictions = process.keeps_predictions(torch.Size(target.models[0].event_shape))
         """Whether an evaluation holds predictions; if not, it holds rewards only, and tokens are asked for."""
 
@@ -176,7 +177,7 @@ class Evaluator:
                 for c in asked.columns(len(y) * predictions[0].shape[-1]):
                     part = asked.part(rows, c)
                     here = tuple(process.at(p, part.positions) for p in predictions)
-                    spoilt = self._not_finite(here, torch.zeros_like(time), None)
+                    spoilt = self._not_finite(here)
                     here = tuple(p.where(~rows_like(spoilt, p), 0.0) for p in here)
                     tokens[:, c], found = process.answer(y, time, here, part, self.coefficients)
                     log_p += found
@@ -198,9 +199,7 @@ class Evaluator:
 
     def _model_time(self, x: Tensor, t: Tensor) -> Tensor:
         """The time that the models get, inside of what the ladder covers."""
-        t = self.process.model_time(x, t)
-        first = min([float(self.ladder.times[0]), *self.ladder.finish])
-        return t.clamp(first, float(self.ladder.times[-1]))
+        return self.process.model_time(x, t).clamp(*self._covered)
 
     def _which(self, n_rows: int) -> Tensor | None:
         """The condition of each row of a whole batch, where chains have conditions of their own."""
@@ -235,20 +234,26 @@ class Evaluator:
             if guidance is not None and self.proposal.clip is not None:
                 norm = t.to(guidance.dtype) * guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
-            bad = self._not_finite(predictions, value, guidance)
+            rewarded = bool(terms.gradient or terms.free or blind)
+            bad = self._not_finite(predictions, value if rewarded else None, guidance)
             bad = bad if lost is None else bad | lost
-            value = value.clamp(min=IMPOSSIBLE)
+            value = value.clamp(min=IMPOSSIBLE) if rewarded else value
             if not self.keeps_predictions:
                 return Evaluation.nothing(x).drift, value, bad
             return *predictions, self.process.drift(x, t, predictions, guidance, self.coefficients), value, bad
 
-    def _not_finite(self, predictions: tuple[Tensor, ...], value: Tensor, guidance: Tensor | None) -> Tensor:
+    def _not_finite(
+        self, predictions: tuple[Tensor, ...], value: Tensor | None = None, guidance: Tensor | None = None
+    ) -> Tensor:
         """Which rows have a number that is not finite; minus infinity is a legal reward."""
-        bad = value.isnan() | (value == torch.inf)
-        for z in [*predictions, *([] if guidance is None else [guidance])]:
+        bad = None if value is None else value.isnan() | (value == torch.inf)
+        for z in predictions if guidance is None else (*predictions, guidance):
             # A row sum is finite unless an entry is not; log-probabilities of -inf are legal.
             total = z.flatten(1).sum(1) if not self.process.is_discrete else z.clamp(min=-1e4).flatten(1).sum(1)
-            bad = bad | ~total.isfinite()
+            # 0 times what is not finite is NaN: two operations where `isfinite` takes five.
+            spoilt = total * 0 != 0
+            bad = spoilt if bad is None else bad | spoilt
+        assert bad is not None  # a target has a model
         return bad
 
     def _mended(self, x: Tensor, t: Tensor, seen: Evaluation, bad: Tensor) -> Evaluation:

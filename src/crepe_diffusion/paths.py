@@ -96,7 +96,7 @@ def walk(
     up, moving = direction > 0, direction != 0
     start_reward = seen.reward
     models = torch.zeros(len(coefficients.target), len(x), dtype=evaluate.real, device=x.device)
-    proposal = torch.zeros(len(x), dtype=evaluate.real, device=x.device)
+    proposal, nothing = torch.zeros_like(models[0]), models.new_zeros(())
     for k in range(n_steps):
         s, t = process.ends(times, index, direction, coefficients)
         index = index + direction
@@ -114,8 +114,8 @@ def walk(
             step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moves, at_once, branch)
         if not last:
             step_models = step_models.where(seen_new.possible, torch.nan)
-        models = models + step_models.where(moving, 0.0)
-        proposal = proposal + step_proposal.where(moving, 0.0)
+        models = models + torch.where(moving, step_models, nothing)
+        proposal = proposal + torch.where(moving, step_proposal, nothing)
         x, seen = x_new, seen_new
     return Path(
         x=x,

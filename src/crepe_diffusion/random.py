@@ -84,7 +84,7 @@ class Stream:
         z = torch.empty(n_rows, 2 * half, dtype=u.dtype, device=device)
         torch.mul(angle.cos(), radius, out=z[:, :half])
         torch.mul(angle.sin_(), radius, out=z[:, half:])
-        return z[:, :n_values].reshape(shape).to(dtype)
+        return (z if n_values % 2 == 0 else z[:, :n_values]).reshape(shape).to(dtype)
 
     def bernoulli(self, log_p: Tensor) -> Tensor:
         """True with probability min(1, exp(log_p)), independently; the first axis counts rows."""
@@ -113,7 +113,9 @@ class Stream:
             first = first_row * blocks + 1  # NumPy's generator ticks before it gives its first block
             counter = torch.arange(first, first + n_rows * blocks, device=device)
             words = _philox(counter, (int(key[0]), int(key[1])))
-        return words.view(n_rows, blocks * 4)[:, :n_words].contiguous().view(shape)
+        if n_words % 4:
+            words = words.view(n_rows, blocks * 4)[:, :n_words].contiguous()
+        return words.view(shape)
 
 
 def category(log_p: Tensor, u: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ DEFAULT = (
     "tempering isotropic d=16 beta=3",
     "rare tilt with gradient, linear annealing",
     "posterior of a mode of prior weight 0.001",
+    "black box of 8 coordinates",
     "masked tokens 4x3 mild w=2 w'=2",
     "masked tokens 4x3 steep w=2 w'=2",
     "masked tokens 8x2 mild w=2 w'=1",

@@ -35,6 +35,7 @@ __all__ = [
     "Problem",
     "Truth",
     "battery",
+    "black_box",
     "from_kernels",
     "mini_batches",
     "posterior",
@@ -328,6 +329,42 @@ def posterior(
     )
 
 
+# -- a black box in many dimensions ---------------------------------------------------------------------------
+
+
+def black_box(
+    *, n_observed: int = 8, dim: int = 16, y: float = 2.0, tau: float = 0.5, name: str | None = None
+) -> Problem:
+    """Standard normal coordinates, some of which are observed at y with noise tau, without a gradient.
+
+    One mode, so that nothing has to be found; but particles that walk without the reward's gradient miss what was
+    observed in many dimensions at once, and their weights degenerate.
+    """
+    model = GaussianMixture([1.0], torch.zeros(1, dim, dtype=torch.float64), [1.0])
+    scalars: dict[str, Scalar] = {
+        "first observed": lambda x: x[:, 0],
+        "last observed": lambda x: x[:, n_observed - 1],
+        "mean of the observed": lambda x: x[:, :n_observed].mean(1),
+        "square of the last": lambda x: x[:, -1].square(),
+    }
+
+    def exact() -> Truth:
+        # The reward sees predictions, which are x times this at the noise of level 0.
+        shrink = 1 / (1 + SIGMA[0] ** 2)
+        variance = 1 / (shrink + shrink**2 / tau**2)
+        mean = variance * shrink * y / tau**2
+        means = dict(zip(scalars, (mean, mean, mean, 1 / shrink), strict=True))
+        variances = dict(zip(scalars, (variance, variance, variance / n_observed, 2 / shrink**2), strict=True))
+        spread = tau**2 + shrink
+        return Truth(means, variances, 0.5 * n_observed * (math.log(tau**2 / spread) - y**2 / spread))
+
+    def reward(z: Tensor) -> Tensor:
+        return -0.5 * (z[:, :n_observed] - y).square().sum(1) / tau**2
+
+    target = model.tilt(reward, anneal=anneal.power(5), negligible=0.0)
+    return Problem(name or f"black box of {n_observed} coordinates", target, scalars, exact, hard=True)
+
+
 # -- tokens --------------------------------------------------------------------------------------------------
 
 STEEPNESS = {"mild": 3.0, "steep": 0.7}
@@ -442,6 +479,7 @@ def battery() -> list[Problem]:
         ),
         *(rare_tilt(gradient=g, annealing=a) for g, a in itertools.product((True, False), ("power", "linear"))),
         posterior(),
+        black_box(),
         *(
             tokens(kind, *shape, steepness=steepness, w=w, w_proposal=other)
             for kind, shape, steepness, (w, other) in itertools.product(
@@ -470,7 +508,7 @@ def random(seed: int) -> list[Problem]:
     >>> [p.name for p in random(7)] == [p.name for p in random(7)] != [p.name for p in random(8)]
     True
     """
-    u = Stream(seed).at("held out").uniform((16,)).tolist()
+    u = Stream(seed).at("held out").uniform((20,)).tolist()
 
     def between(i: int, low: float, high: float) -> float:
         return low + (high - low) * u[i]
@@ -512,5 +550,12 @@ def random(seed: int) -> list[Problem]:
             w_proposal=between(10, 1.0, 2.5),
             seed=1000 + table,
             name=f"held out {seed}: {kind} tokens {length}x{vocab} {steepness}",
+        ),
+        black_box(
+            n_observed=int(between(16, 1, 13)),
+            dim=int(between(17, 13, 33)),
+            y=between(18, 0.5, 3.0),
+            tau=between(19, 0.3, 1.0),
+            name=f"held out {seed}: black box",
         ),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Int, Shaped
@@ -33,9 +34,13 @@ class State:
     def n_levels(self) -> int:
         return self.level.shape[1]
 
+    @cached_property
+    def _replica_at(self) -> Tensor:
+        return self.level.argsort(1)
+
     def replica_at(self) -> Tensor:
         """Which replica stands at each level, (chains, levels)."""
-        return self.level.argsort(1)
+        return self._replica_at
 
     def row_at(self, level: int) -> Tensor:
         """The row that stands at this level, one per chain."""

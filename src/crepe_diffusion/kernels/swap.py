@@ -88,6 +88,8 @@ def _leave(log_alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:
 
     The target has no mass there, so nothing needs to be balanced; it lets chains that begin outside find their way in.
     """
+    if before.all():
+        return log_alpha
     n_before, n_after = (p[:, 1:].long() + p[:, :-1].long() for p in (before, after))
     return torch.where(n_before == 2, log_alpha, torch.where(n_after >= n_before, torch.inf, -torch.inf))
 

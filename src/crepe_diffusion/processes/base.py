@@ -162,7 +162,10 @@ class Process(ABC):
         t: Tensor,
         coefficients: Coefficients,
     ) -> tuple[Tensor, Tensor]:
-        """`log_ratios` from the kernels of the models and of the proposal; `at_s` may come without predictions."""
+        """`log_ratios` from the kernels of the models and of the proposal.
+
+        `at_s` may come without predictions, and with a drift of zero where `k_up` is 0.
+        """
 
     def log_ratios(
         self,
@@ -200,8 +203,11 @@ class Process(ABC):
         proposal = torch.empty(len(x), dtype=t.dtype, device=x.device)
         for rows, of in _by_direction(up, blocks(seen.drift)):
             predictions = tuple(of(new, old) for old, new in zip(seen.predictions, seen_new.predictions, strict=True))
-            at_t = Evaluation(predictions, of(seen_new.drift, seen.drift), of(seen_new.reward, seen.reward))
-            at_s = Evaluation((), of(seen.drift, seen_new.drift), of(seen.reward, seen_new.reward))
+            drift_t = of(seen_new.drift, seen.drift)
+            at_t = Evaluation(predictions, drift_t, of(seen_new.reward, seen.reward))
+            # Noising that follows no drift needs none: zeros that take no memory.
+            drift_s = of(seen.drift, seen_new.drift) if coefficients.k_up else drift_t.new_zeros(()).expand_as(drift_t)
+            at_s = Evaluation((), drift_s, of(seen.reward, seen_new.reward))
             x_s, x_t = of(x, x_new), of(x_new, x)
             s_rows, t_rows = self.some(s, t, rows, coefficients)
             models[:, rows], proposal[rows] = self.log_ratios(x_s, x_t, at_s, at_t, s_rows, t_rows, coefficients)

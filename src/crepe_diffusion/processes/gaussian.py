@@ -185,7 +185,7 @@ class GaussianProcess(Process):
         if table is None:
             return super().ends(times, index, direction, coefficients)
         # Steps come first in the table, then the times of rows that stay.
-        step = torch.where(direction == 0, index + (len(times) - 1), index + direction.clamp(max=0))
+        step = torch.where(direction == 0, index + (times.shape[0] - 1), index + direction.clamp(max=0))
         many = len(step) * table.proposal.values.shape[1] > MOST_PICKED
         # Of many variances, those of one block of rows are picked at a time.
         at = self._remember("_whole", Picked(table, step) if many else table.rows(step))
@@ -246,7 +246,7 @@ class GaussianProcess(Process):
         )
         for c, prediction in zip(coefficients.proposal[1:], others, strict=True):
             mixed = mixed.add_(prediction, alpha=c)
-        s = mixed.mul_(rows_like(1 / (t * t), x).to(x.dtype))
+        s = mixed.mul_(rows_like((t * t).reciprocal(), x).to(x.dtype))
         return s if guidance is None else s.add_(guidance)
 
     def step(
@@ -407,7 +407,7 @@ class Schedule:
 
     def rows(self, index: Tensor | slice) -> Schedule:
         """The same for some rows, with all that is known already."""
-        part = Schedule(self.process, self.s[index], self.t[index], self.coefficients)
+        part = Schedule(self.process, _picked(self.s, index), _picked(self.t, index), self.coefficients)
         for name in KNOWN:
             if name in self.__dict__:
                 part.__dict__[name] = _rows(self.__dict__[name], index)
@@ -418,7 +418,7 @@ class Picked(Schedule):
     """Rows of a table that are picked when some of them are asked for."""
 
     def __init__(self, table: Schedule, index: Tensor):
-        super().__init__(table.process, table.s[index], table.t[index], table.coefficients)
+        super().__init__(table.process, _picked(table.s, index), _picked(table.t, index), table.coefficients)
         self.table, self.index = table, index
 
     def rows(self, index: Tensor | slice) -> Schedule:
@@ -429,8 +429,13 @@ def _rows(known: Tensor | Spectrum | tuple[Tensor | Spectrum, ...], index: Tenso
     if isinstance(known, tuple):
         return tuple(_rows(k, index) for k in known)
     if isinstance(known, Spectrum):
-        return Spectrum(known.values[index], known.vectors, None if known.which is None else known.which[index])
-    return known[index]
+        which = None if known.which is None else _picked(known.which, index)
+        return Spectrum(_picked(known.values, index), known.vectors, which)
+    return _picked(known, index)
+
+
+def _picked(values: Tensor, index: Tensor | slice) -> Tensor:
+    return values[index] if isinstance(index, slice) else values.index_select(0, index)
 
 
 @dataclass(frozen=True)

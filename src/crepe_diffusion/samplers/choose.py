@@ -3,11 +3,14 @@
     e_m = effective draws per 1,000 network rows of method m, predicted from the pilot;  the m with the largest e_m runs
 
 Predictions cost no evaluation. With W_e the share of the weight that descends from particle e at the noise end, and
-`q = sum_e W_e^2`, n particles of the pilot are worth `1 / q` independent draws:
+`q = sum_e W_e^2`, n particles of the pilot are worth `1 / q` independent draws of the law that a batch has, and the
+log Z of batches varies by about `v = q / (1 - q)`:
 
-    SMC                1 / (n q) per particle
-    particle Gibbs     the same, less what the kept path ties together: times (1 - q) / (1 + q)
-    replica exchange   effective arrivals of the planned ladder       (plan.py)
+    SMC                exp(-v) / (n q) per particle, since batches are pooled by Z
+    particle Gibbs     (1 - q) / (1 + q) / (n q), less what the kept path ties together; no Z has to be known
+    replica exchange   effective arrivals of the planned ladder (plan.py), times exp(-v): they were played by relatives
+
+So SMC is predicted to be best until most of the weight has one ancestor (q = .57), and particle Gibbs beyond.
 """
 
 from __future__ import annotations
@@ -47,6 +50,9 @@ PILOT_SHARE, FEWEST, MOST = 0.1, 16, 64
 
 AT_ONCE = 1024
 """Particles that walk together in one pass, where the budget allows."""
+
+MOST_REPEATED = 0.75
+"""`q` is taken for this at most: if all particles have one ancestor, they cannot show how many more would have it."""
 
 UNSURE, BATCHES = 0.25, 8
 """Batches are made so large that the relative variance of their Z is at most this, since pooling then costs no more
@@ -170,7 +176,12 @@ class Method(ABC):
 def _repeated(pilot: Pilot) -> float:
     """`q`, the chance that two particles drawn by weight at the data end have one ancestor at the noise end."""
     shares = torch.zeros(pilot.n, dtype=torch.float64).index_add(0, pilot.eve[0], pilot.log_weights[0].exp())
-    return float(shares.square().sum())
+    return min(MOST_REPEATED, float(shares.square().sum()))
+
+
+def _found(q: float) -> float:
+    """`exp(-v)`: the share that is left where the log Z of batches varies by v."""
+    return math.exp(-q / (1 - q))
 
 
 class _Smc(Method):
@@ -179,7 +190,7 @@ class _Smc(Method):
     def __init__(self, pilot: Pilot, rows: float, wanted: int, options: Mapping[str, Any]):
         super().__init__(pilot, options)
         n, q = pilot.n, _repeated(pilot)
-        self.effective = 1000 / (n * q * self.particle_rows)
+        self.effective = 1000 / (n * q * self.particle_rows) * _found(q)
         affordable = max(1, int(rows / self.particle_rows))
         unsure = (n * q - 1) / (n - 1)
         size = n * 2 ** max(0, math.ceil(math.log2(max(unsure, 1e-9) / UNSURE)))
@@ -245,7 +256,7 @@ class _ReplicaExchange(Method):
         super().__init__(pilot, options)
         plan = pilot.plan()
         best = plan.best
-        self.effective, self.ladder = best.effective, plan.ladder
+        self.effective, self.ladder = best.effective * _found(_repeated(pilot)), plan.ladder
         each = pilot.iteration_rows(best.pairs, best.substeps)
         # A chain should have time for some ten trips.
         trip = 2 * best.pairs * (1 + best.delay / best.pairs)
