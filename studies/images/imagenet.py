@@ -116,7 +116,7 @@ def imagenet(
             return self.judge(decode(x))
 
     kinds: dict[str, Callable[..., Any]] = {"image-reward": OfImage, "brightness": brightness}
-    return Experiment(law, rewards=kinds, scalars={"brightness": brightness}, defaults=defaults(task))
+    return Experiment(law, rewards=kinds, scalars={"brightness": brightness}, defaults=defaults(task), decode=decode)
 
 
 def defaults(task: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 
 from crepe_diffusion.diagnostics.data import RunData
 from crepe_diffusion.diagnostics.estimates import Estimate, deviates, ess, mean_of, rhat, tours_of
-from crepe_diffusion.diagnostics.exchange import Diagnostics
+from crepe_diffusion.diagnostics.exchange import Diagnostics, enough_levels
 from crepe_diffusion.diagnostics.starting import with_steps
 
 __all__ = ["DRIFT_Z", "MIN_DRAWS", "Evidence", "ScalarSummary"]
@@ -194,7 +194,7 @@ class Evidence:
 
     @property
     def suggested_levels(self) -> int:
-        return max(2, math.ceil(2 * self.barrier.value) + 1)
+        return enough_levels(self.barrier.value, len(self.data.levels))
 
     @cached_property
     def predicted_round_trips(self) -> float:

@@ -24,7 +24,7 @@ LEAST_ENTRIES, MOST_GROUPS = 4, 32
 # Works within a chain are correlated for a few trips, on few levels for more of them.
 PIECE_TRIPS = 10
 
-__all__ = ["Diagnostics", "RoundTrips", "accept_probability"]
+__all__ = ["Diagnostics", "RoundTrips", "accept_probability", "enough_levels"]
 
 
 class RoundTrips:
@@ -190,8 +190,7 @@ class Diagnostics:
 
     def suggested_levels(self) -> int:
         """The number of levels at which a pair rejects about half of its swaps: `2 Lambda + 1`, once it is known."""
-        barrier = self.barrier().value
-        return self.n_levels if math.isnan(barrier) else max(2, math.ceil(2 * barrier) + 1)
+        return enough_levels(self.barrier().value, self.n_levels)
 
     def round_trips(self) -> int:
         return int(self.trips.n_trips.sum())
@@ -264,6 +263,15 @@ class Diagnostics:
             "log Z (down, up)": (self.log_z("down"), self.log_z("up")),
             **({"log-work": "approximate, several tokens change at once"} if self.approximate else {}),
         }
+
+
+def enough_levels(barrier: float, n_levels: int) -> int:
+    """`2 Lambda + 1`, at least 2; as many as there are while the barrier is not known.
+
+    >>> enough_levels(2.3, n_levels=9), enough_levels(math.nan, n_levels=9)
+    (6, 9)
+    """
+    return n_levels if math.isnan(barrier) else max(2, math.ceil(2 * barrier) + 1)
 
 
 def accept_probability(down: Tensor, up: Tensor) -> Tensor:

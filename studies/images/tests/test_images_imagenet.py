@@ -98,8 +98,10 @@ def test_a_preset_runs_from_its_file_to_images(weights, monkeypatch):
         assert run.sampler.target.exponents == pytest.approx((-0.3, 1.3))
         assert run.sampler.target.rewards[0].scale == 100
         run.run(iterations=2)
-        model = run.sampler.target.models[1]
+        model, decode = run.sampler.target.models[1], run.history.experiment.decode
     draws = torch.tensor(read_run(weights / "run").x)
+    page = cd.write_report(read_run(weights / "run"), weights / "report.html", decode=decode)
+    assert "2 draws as images, spread" in page.read_text()  # and no channels of latents
     images = model.decode(draws.flatten(0, 1))
     assert images.shape == (2, 3, 16, 16)
     assert bool(images.isfinite().all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import torch
 
 import crepe_diffusion as cd
 from checks import refuted
-from studies.images import model, tables, trained, wishes
+from crepe_diffusion.run import read_run
+from studies.images import model, painting, tables, trained, wishes
 from studies.images.methods import Setting
 from studies.shared.results import Results
 from studies.shared.training import Settings, loss
@@ -181,3 +183,20 @@ def test_networks_have_the_stated_sizes():
         assert sum(p.numel() for p in network.parameters()) == n
         x = torch.zeros(2, 1, size, size)
         assert network(x, torch.ones(2), torch.zeros(2, dtype=torch.long)).shape == x.shape
+
+
+def test_a_run_from_a_file_reports_images_first(folder, painter, tmp_path):
+    config = tomllib.loads((Path(painting.__file__).parent / "seven.toml").read_text())
+    config["options"]["weights"] = str(folder / "mnist-14.safetensors")
+    config["sampler"]["n_chains"], config["stop"]["iterations"] = 2, 2
+    with cd.Run.start(tmp_path / "seven", config) as run:
+        run.run()
+        wanted = run.sampler.target.rewards[0].function
+        x = torch.rand(3, 1, 14, 14)
+        torch.testing.assert_close(wanted(x), wishes.WISHES["mnist"][0].reward(painter)(x))
+        decode = run.history.experiment.decode
+    page = cd.write_report(read_run(tmp_path / "seven"), tmp_path / "report.html", decode=decode)
+    text = page.read_text()
+    assert text.index("4 draws as images") < text.index("network rows")
+    with pytest.raises(cd.InputError, match="label must be between 0 and 9, got 10"):
+        painting.painting(weights=str(folder / "mnist-14.safetensors"), label=10)
