@@ -20,7 +20,7 @@ from crepe_diffusion.processes import Evaluation, Process
 from crepe_diffusion.processes.discrete import Asked, InTurn
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
-from crepe_diffusion.rewards import RewardSum
+from crepe_diffusion.rewards import Reward, RewardSum
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.sharing import Rows, by_blocks, team
 from crepe_diffusion.targets import Target
@@ -122,11 +122,8 @@ class Evaluator:
         *predictions, drift, reward, bad = by_blocks(parts, len(x), self._block(len(x)), x.device)
         terms = self.rewards
         self._count(len(x), terms.through_networks)
-        called = terms.taken()
-        if not is_home(t) and team() is None and self._block(len(x)) >= len(x):
-            self.counts.rewards += called  # to count rows of a device again would be to wait for it
-        else:
-            self.counts.rewards += terms.n_rows([*terms.gradient, *terms.free, *(terms.blind if rewards else [])], t)
+        called = [*terms.gradient, *terms.free, *(terms.blind if rewards else [])]
+        self._count_rewards(called, t, self._block(len(x)) >= len(x))
         return self._mended(x, t, Evaluation(tuple(predictions), drift, reward), bad)
 
     def _block(self, n: int) -> int:
@@ -144,14 +141,20 @@ class Evaluator:
 
     def known(self, x: Tensor, t: Tensor, seen: Evaluation, *, rewards: bool = True) -> Evaluation:
         """The evaluation at time t of points whose predictions hold at all times: their rewards, and no network row."""
-        size = len(x) if self.micro_batch is None else self.micro_batch
-        rows = torch.arange(len(x), device=x.device)
         if not len(x):
             return seen
         if not rewards or not self.rewards.blind:
             nothing = torch.zeros_like(seen.reward)
             return Evaluation(seen.predictions, seen.drift, nothing.where(seen.possible, IMPOSSIBLE))
-        value = torch.cat([self._value(x[i], t[i], seen.rows(i)) for i in rows.split(max(1, size))])
+        size = len(x) if self.micro_batch is None else self.micro_batch
+
+        def values(rows: Rows) -> tuple[Tensor, ...]:
+            predictions = tuple(p[rows] for p in seen.predictions)
+            with torch.no_grad():
+                return (self.rewards.value(self.rewards.blind, x[rows], t[rows], predictions),)
+
+        (value,) = by_blocks(values, len(x), size, x.device)
+        self._count_rewards(self.rewards.blind, t, size >= len(x))
         # A prediction that was not finite has been counted already.
         bad = (value.isnan() | (value == torch.inf)) & seen.possible
         value = value.clamp(min=IMPOSSIBLE).where(seen.possible, IMPOSSIBLE)
@@ -191,11 +194,12 @@ class Evaluator:
         self._count_bad(t, bad)
         return tokens.clamp(min=0), log_p.where(~bad, torch.nan)
 
-    def _value(self, x: Tensor, t: Tensor, seen: Evaluation) -> Tensor:
-        with torch.no_grad():
-            value = self.rewards.value(self.rewards.blind, x, t, seen.predictions)
-        self.counts.rewards += self.rewards.taken()
-        return value
+    def _count_rewards(self, called: list[Reward], t: Tensor, at_once: bool) -> None:
+        """Of all rows, whichever process called a reward with them; rows that pad a block are not counted."""
+        taken = self.rewards.taken()
+        # To count rows of a device again would be to wait for it.
+        here = not is_home(t) and team() is None and at_once
+        self.counts.rewards += taken if here else self.rewards.n_rows(called, t)
 
     def _model_time(self, x: Tensor, t: Tensor) -> Tensor:
         """The time that the models get, inside of what the ladder covers."""
