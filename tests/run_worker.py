@@ -209,6 +209,19 @@ def team_run(rank: int, size: int, port: int, folder: Path, n: int, config: dict
             raise SystemExit(1) from None
 
 
+def group_run(rank: int, size: int, port: int, groups: int, root: Path, n: int, results: Any) -> None:
+    """One of several processes in groups, each of which has a folder and a seed of its own."""
+    from crepe_diffusion.run import Run, distributed, seed_of
+
+    join(rank, size, port)
+    unsynced()
+    with distributed(groups=groups) as group:
+        assert group is not None
+        sampler = {**TEAM_CONFIG["sampler"], "seed": seed_of(0, group.index)}
+        with Run.start(root / f"group-{group.index:03d}", {**TEAM_CONFIG, "sampler": sampler}) as run:
+            results.put((rank, run.run(iterations=n).reason))
+
+
 def free_port() -> int:
     import socket
 
@@ -219,9 +232,13 @@ def free_port() -> int:
 
 def team(size: int, folder: Path, n: int, config: dict[str, Any] | None = None, during: Any = None) -> list[str]:
     """Run several processes to their end; what each of them has to say."""
-    results = SERVER.Queue()
-    arguments = (size, free_port(), folder, n, config or TEAM_CONFIG, results)
-    children = [SERVER.Process(target=team_run, args=(rank, *arguments)) for rank in range(size)]
+    return together(team_run, size, (folder, n, config or TEAM_CONFIG), during)
+
+
+def together(function: Any, size: int, arguments: tuple[Any, ...], during: Any = None) -> list[str]:
+    """What each of several processes has to say: `function(rank, size, port, *arguments, results)`."""
+    results, port = SERVER.Queue(), free_port()
+    children = [SERVER.Process(target=function, args=(rank, size, port, *arguments, results)) for rank in range(size)]
     for child in children:
         child.start()
     if during is not None:

@@ -104,6 +104,12 @@ def named_weight(sampler):
     assert (sampler.weight, sampler.resampling) == (Cautious(0.3), Killing())
 
 
+def named_whole(sampler):
+    """Alone; what several processes make of it is in test_run_groups.py."""
+    assert sampler.target.models[0].event_shape == (8,)
+    assert sampler.target.rewards[0].guidance == "gradient"
+
+
 NAMED = {
     "adapter": named_network,
     "full_covariance": named_variance,
@@ -111,6 +117,7 @@ NAMED = {
     "my_moves": named_reward,
     "my_sampler": named_sampler,
     "smc_weight": named_weight,
+    "split_network": named_whole,
 }
 
 

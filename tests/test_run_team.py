@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import random
+import shutil
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -192,9 +197,6 @@ output = { checkpoint_iterations = 5, flush_seconds = 0.0 }
 @pytest.mark.slow
 def test_a_killed_process_is_brought_back_by_torchrun(tmp_path: Path) -> None:
     """20 times one of two processes is killed at a random moment; the run ends with the bits of an undisturbed one."""
-    import random
-    import subprocess
-
     dice, n, kills = random.Random(1), 300, 0
     (tmp_path / "team.toml").write_text(CONFIG)
     environment = {
@@ -226,26 +228,52 @@ def test_a_killed_process_is_brought_back_by_torchrun(tmp_path: Path) -> None:
     print(f"{kills} killed processes, all brought back")
 
 
-@pytest.mark.slow
-def test_two_machines(tmp_path: Path) -> None:
-    """Two agents of torchrun that know each other by address only, here two addresses of one machine."""
-    import subprocess
+@contextmanager
+def machines(kind: str) -> Iterator[list[tuple[str, list[str], str]]]:
+    """Two machines: the address, how a command is run there, and the name of the network device."""
+    if kind == "addresses":
+        yield [("127.0.0.1", [], "lo"), ("127.0.0.2", [], "lo")]
+        return
+    names = [f"crepe-{os.getpid()}-{side}" for side in "ab"]
+    devices, address = [f"cd{os.getpid()}{side}" for side in "ab"], "10.77.0.{}".format
+    commands = [f"netns add {name}" for name in names]
+    commands += [f"link add {devices[0]} netns {names[0]} type veth peer name {devices[1]} netns {names[1]}"]
+    for i, (name, device) in enumerate(zip(names, devices, strict=True)):
+        commands += [f"-n {name} addr add {address(i + 1)}/24 dev {device}"]
+        commands += [f"-n {name} link set {link} up" for link in (device, "lo")]
+    try:
+        for command in commands:
+            if shutil.which("ip") is None or subprocess.run(["ip", *command.split()], capture_output=True).returncode:
+                pytest.skip("network namespaces need root and iproute2")
+        rooms = [["ip", "netns", "exec", name] for name in names]
+        yield [(address(i + 1), rooms[i], devices[i]) for i in range(2)]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["addresses", "namespaces"])
+def test_two_machines(kind: str, tmp_path: Path) -> None:
+    """Two agents of torchrun that know each other by address only: two addresses, or two network namespaces."""
     (tmp_path / "team.toml").write_text(CONFIG)
     with Run.start(tmp_path / "whole", tmp_path / "team.toml") as run:
         run.run(iterations=10)
-    endpoint = f"127.0.0.1:{run_worker.free_port()}"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
     agents = []
-    for address in ("127.0.0.1", "127.0.0.2"):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", address]
-        command += ["-m", "crepe_diffusion", "run", str(tmp_path / "team.toml"), "--out", str(tmp_path / "two")]
-        agents.append(subprocess.Popen([*command, "--iterations", "10", "--no-report", "--quiet"], env=environment))
-    assert [agent.wait(300) for agent in agents] == [0, 0]
+    with machines(kind) as places:
+        endpoint = f"{places[0][0]}:{run_worker.free_port()}"
+        for address, prefix, device in places:
+            command = [*prefix, sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+            command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--local-addr", address]
+            # The host's name does not lead to the address of a namespace, so that torchrun must be told.
+            command += ["--rdzv-conf", f"is_host={int(address == places[0][0])}"]
+            command += ["-m", "crepe_diffusion", "run", str(tmp_path / "team.toml"), "--out", str(tmp_path / "two")]
+            environment = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+                "OMP_NUM_THREADS": "1",
+                "GLOO_SOCKET_IFNAME": device,
+            }
+            agents.append(subprocess.Popen([*command, "--iterations", "10", "--no-report", "--quiet"], env=environment))
+        assert [agent.wait(300) for agent in agents] == [0, 0]
     assert_same_run(tmp_path / "two", tmp_path / "whole")

@@ -51,7 +51,7 @@ from crepe_diffusion.targets import Reward, Target, guided
 
 if TYPE_CHECKING:
     from crepe_diffusion.report import write_report
-    from crepe_diffusion.run import Run, read_run
+    from crepe_diffusion.run import Run, read_run, read_runs
 
 __version__ = "0.1.0"
 
@@ -103,6 +103,7 @@ __all__ = [
     "pilot",
     "processes",
     "read_run",
+    "read_runs",
     "rhat",
     "sample",
     "stitching",
@@ -112,7 +113,7 @@ __all__ = [
 
 
 # Imported on first use, so that samplers do without the packages that runs and reports need.
-LAZY = {"Run": "run", "read_run": "run", "write_report": "report"}
+LAZY = {"Run": "run", "read_run": "run", "read_runs": "run", "write_report": "report"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ from crepe_diffusion import __version__
 from crepe_diffusion.errors import InputError, NonFiniteError
 
 if TYPE_CHECKING:
-    from crepe_diffusion.run import Progress, Run
+    from crepe_diffusion.run import Progress, Run, control
 
 __all__ = ["main"]
 
@@ -36,6 +36,7 @@ examples:
   crepe-diffusion refine runs/tilt --add wall kind=near centre=2.0 scale=0.5
   crepe-diffusion refine runs/tilt --change wall scale=2 --remove right
   crepe-diffusion report runs/tilt                          runs/tilt/report.html
+  crepe-diffusion report runs/a runs/b --out both.html      runs of two seeds as one
   crepe-diffusion compare runs/tilt runs/other --out compare.html
   crepe-diffusion check runs/tilt                           verify every file
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     command: Command = given.command
     try:
-        if command in (_run, _resume, _check) and "TORCHELASTIC_RUN_ID" in os.environ:
+        if command in (_run, _resume, _check):
             return _with_others(command, given)
         return command(given)
     except KeyboardInterrupt:
@@ -84,15 +85,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _with_others(command: Command, given: argparse.Namespace) -> int:
     """One of the processes of torchrun: number 0 prints; a clean stop is no failure that torchrun should repeat."""
+    several = "TORCHELASTIC_RUN_ID" in os.environ
+    if not several and given.groups == given.model_processes == 1:
+        return command(given)
     from crepe_diffusion.run.team import distributed
 
-    if command is _check and not given.replay:
+    if several and command is _check and not given.replay:
         raise InputError("check needs one process only, unless it is check --replay")
-    with distributed() as group:
-        if group is not None and group.rank:
+    if command is _run and given.out is None:
+        raise InputError("with several processes the folder must be given, --out DIR")
+    with distributed(given.groups, given.model_processes) as group:
+        if group is not None and not group.leads:
             given.quiet = given.no_report = True
+        if group is not None and given.groups > 1:
+            _take_group(command, given, group.index)
         code = command(given)
     return FINISHED if code == INTERRUPTED else code
+
+
+def _take_group(command: Command, given: argparse.Namespace, index: int) -> None:
+    """Each group has a folder within the given one, and a seed that follows from the given one."""
+    from crepe_diffusion.run.pooling import group_folder, parts
+
+    if command is not _run:
+        n = len(parts(given.folder))
+        if n != given.groups:
+            raise InputError(f"{given.folder} holds {n} group{'s' if n > 1 else ''}, not {given.groups}")
+        given.folder = group_folder(given.folder, index)
+        return
+    from crepe_diffusion.run.team import seed_of
+
+    given.out = group_folder(given.out, index)
+    given.seed_of = lambda seed: seed_of(seed, index)
 
 
 def _stopped(given: argparse.Namespace) -> str:
@@ -144,6 +168,10 @@ def _parser() -> argparse.ArgumentParser:
     stop.add_argument("--no-report", action="store_true", help="do not write report.html at the end")
     trusting = argparse.ArgumentParser(add_help=False)
     trusting.add_argument("--trust", action="store_true", help="run the code that a folder from elsewhere names")
+    many = argparse.ArgumentParser(add_help=False)
+    shares = many.add_argument_group("many processes (with torchrun)")
+    shares.add_argument("--groups", type=int, default=1, metavar="G", help="independent groups, DIR/group-000, ...")
+    shares.add_argument("--model-processes", type=int, default=1, metavar="M", help="processes that hold one network")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(
@@ -153,11 +181,11 @@ def _parser() -> argparse.ArgumentParser:
         sub.set_defaults(command=function)
         return sub
 
-    sub = add("run", _run, "start a run from a TOML file or a built-in experiment", stop)
+    sub = add("run", _run, "start a run from a TOML file or a built-in experiment", stop, many)
     sub.add_argument("config", metavar="CONFIG", help="a TOML file, or a name from `crepe-diffusion list`")
     sub.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/NAME, runs/NAME-2, ...)")
     sub.add_argument("--set", action="append", default=[], metavar="TABLE.KEY=VALUE", help="change one value")
-    sub = add("resume", _resume, "go on with a run, bit for bit where it was left", stop, trusting)
+    sub = add("resume", _resume, "go on with a run, bit for bit where it was left", stop, trusting, many)
     sub.add_argument("folder", type=Path, metavar="DIR")
     sub.add_argument("--allow-changed", action="store_true", help="accept a changed configuration or model")
     sub = add("refine", _refine, "add, change or remove reward terms of a run, stopped or running", trusting)
@@ -167,12 +195,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--remove", nargs="+", action="extend", default=[], metavar="NAME")
     sub.add_argument("--wait", type=float, default=30.0, metavar="S", help="how long to wait for a running process")
     sub = add("report", _report, "write report.html: verdict first, then figures")
-    sub.add_argument("folder", type=Path, metavar="DIR")
+    sub.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="several are pooled: runs of other seeds")
     sub.add_argument("--out", type=Path, metavar="FILE", help="default: DIR/report.html")
     sub = add("compare", _compare, "put several runs side by side at equal network evaluations")
     sub.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     sub.add_argument("--out", type=Path, default=Path("compare.html"), metavar="FILE")
-    sub = add("check", _check, "verify every checksum and array, and name the files that are bad", trusting)
+    sub = add("check", _check, "verify every checksum and array, and name the files that are bad", trusting, many)
     sub.add_argument("folder", type=Path, metavar="DIR")
     sub.add_argument(
         "--replay", action="store_true", help="run again from the older checkpoint to the newer, and compare every bit"
@@ -205,13 +233,13 @@ def _run(given: argparse.Namespace) -> int:
         config = read_toml(path)
     for text in given.set:
         _assign(config, text)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        if given.out is None:
-            raise InputError("with several processes the folder must be given, --out DIR")
-        if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (given.out / "config.toml").exists():
-            # torchrun starts the same command again after one of the processes has died.
-            given.folder, given.allow_changed, given.trust = given.out, False, False
-            return _resume(given)
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and (given.out / "config.toml").exists():
+        # torchrun starts the same command again after one of the processes has died.
+        given.folder, given.allow_changed, given.trust = given.out, False, False
+        return _resume(given)
+    if given.groups > 1:
+        table = config.setdefault("sampler", {})
+        table["seed"] = given.seed_of(table.get("seed", 0))
     folder = given.folder = given.out or _free(Path("runs") / path.stem)
     run = Run.start(folder, config, import_path="" if is_name else str(path.resolve().parent))
     return _go(run, given)
@@ -242,7 +270,7 @@ def _go(run: Run, given: argparse.Namespace) -> int:
         _say(f"{given.folder}: {outcome.reason} after {run.sampler.iteration} iterations")
     if outcome.finished and not given.no_report:
         decode = run.history.experiment.decode
-        path = _write_report(given.folder, given.folder / "report.html", given.quiet, decode)
+        path = _write_report([given.folder], given.folder / "report.html", given.quiet, decode)
         if path is not None and not given.quiet:
             _say(path)
     return FINISHED if outcome.finished else INTERRUPTED
@@ -250,40 +278,49 @@ def _go(run: Run, given: argparse.Namespace) -> int:
 
 def _refine(given: argparse.Namespace) -> int:
     from crepe_diffusion.run import control
-    from crepe_diffusion.run.config import read_toml
-    from crepe_diffusion.run.folder import read_targets, require_run, status
-    from crepe_diffusion.run.opening import rehearse
+    from crepe_diffusion.run.pooling import parts
 
-    require_run(given.folder)
     add = [_reward(words) for words in given.add]
     change = {words[0]: {k: v for k, v in _reward(words).items() if k != "name"} for words in given.change}
     if not (add or change or given.remove):
         raise InputError("nothing to do: give --add, --change or --remove")
-    request = control.Request("", add, given.remove, change)
-    running = status(given.folder) == "running"
-    in_python = read_toml(given.folder / "config.toml").get("experiment") == "python"
-    if running or in_python:
-        control.refined(read_targets(given.folder)[-1]["rewards"], request)
-    else:
-        rehearse(given.folder, request, given.trust)
-    path = control.leave(given.folder, request)
-    if not running:
-        when = "is evaluated" if in_python else "is in force"
-        _say(f"{given.folder} is not running; the new target {when} when it is resumed")
-        return FINISHED
-    answer = control.await_answer(path, given.wait)
-    if answer is None:
-        _say(f"{given.folder} has not answered within {given.wait:g} s; it will after its present iteration")
-        return FINISHED
-    accepted, text = answer
-    if not accepted:
-        raise InputError(f"refused, the run goes on as before: {text}")
-    _say(f"{given.folder}: {text}")
+    for folder in parts(given.folder):
+        _refine_one(folder, control.Request("", add, given.remove, change), given.trust, given.wait)
     return FINISHED
 
 
+def _refine_one(folder: Path, request: control.Request, trust: bool, wait: float) -> None:
+    from crepe_diffusion.run import control
+    from crepe_diffusion.run.config import read_toml
+    from crepe_diffusion.run.folder import read_targets, require_run, status
+    from crepe_diffusion.run.opening import rehearse
+
+    require_run(folder)
+    running = status(folder) == "running"
+    in_python = read_toml(folder / "config.toml").get("experiment") == "python"
+    if running or in_python:
+        control.refined(read_targets(folder)[-1]["rewards"], request)
+    else:
+        rehearse(folder, request, trust)
+    path = control.leave(folder, request)
+    if not running:
+        when = "is evaluated" if in_python else "is in force"
+        _say(f"{folder} is not running; the new target {when} when it is resumed")
+        return
+    answer = control.await_answer(path, wait)
+    if answer is None:
+        _say(f"{folder} has not answered within {wait:g} s; it will after its present iteration")
+        return
+    accepted, text = answer
+    if not accepted:
+        raise InputError(f"refused, the run goes on as before: {text}")
+    _say(f"{folder}: {text}")
+
+
 def _report(given: argparse.Namespace) -> int:
-    path = _write_report(given.folder, given.out or given.folder / "report.html", quiet=False)
+    if given.out is None and len(given.folders) > 1:
+        raise InputError("several runs are pooled: give the page, --out FILE")
+    path = _write_report(given.folders, given.out or given.folders[0] / "report.html", quiet=False)
     if path is not None:
         _say(path)
     return FINISHED if path is not None else FAILED
@@ -299,12 +336,13 @@ def _compare(given: argparse.Namespace) -> int:
 
 def _check(given: argparse.Namespace) -> int:
     from crepe_diffusion.run.folder import problems
+    from crepe_diffusion.run.pooling import parts
 
     if given.replay:
         return _replay(given)
     if given.drop_damaged is not None:
         return _drop(given)
-    found = list(problems(given.folder))
+    found = [error for folder in parts(given.folder) for error in problems(folder)]
     for error in found:
         _warn(error)
     if not given.quiet:
@@ -350,15 +388,17 @@ def _list(given: argparse.Namespace) -> int:
 # -- parts -----------------------------------------------------------------------------------------------------
 
 
-def _write_report(folder: Path, path: Path, quiet: bool, decode: Callable[..., Any] | None = None) -> Path | None:
+def _write_report(
+    folders: list[Path], path: Path, quiet: bool, decode: Callable[..., Any] | None = None
+) -> Path | None:
     try:
         from crepe_diffusion.report import write_report
-        from crepe_diffusion.run import read_run
+        from crepe_diffusion.run import read_runs
     except ImportError as error:
         if not quiet:
             _warn(f"no report: {error}; pip install 'crepe-diffusion[plots]'")
         return None
-    return Path(write_report(read_run(folder), path, decode=decode))
+    return Path(write_report(read_runs(folders), path, decode=decode))
 
 
 def _free(folder: Path) -> Path:

@@ -155,6 +155,28 @@ class Diagnostics:
         state["_down"], state["_up"] = state["_down"][:, index], state["_up"][:, index]
         return Diagnostics.from_state_dict(state)
 
+    @classmethod
+    def joined(cls, runs: Sequence[Diagnostics]) -> Diagnostics:
+        """Chains of several runs on the same levels, side by side; iterations are the mean over chains.
+
+        Of the log-works as many are kept as all runs have, of the meetings that all have kept.
+        """
+        n_chains = sum(d.n_chains for d in runs)
+        out = cls(torch.zeros(n_chains, runs[0].n_levels, dtype=torch.long))
+        for name in ("n_trips", "n_restarts", "born", "phase"):
+            setattr(out.trips, name, torch.cat([getattr(d.trips, name) for d in runs]))
+        out.approximate = any(d.approximate for d in runs)
+        out.accepts = torch.cat([d.accepts for d in runs])
+        out.tries = sum(d.tries * d.n_chains for d in runs) // n_chains  # type: ignore[assignment]
+        out.explored = torch.stack([d.explored * d.n_chains for d in runs]).sum(0) / n_chains
+        for name in ("n_iterations", "n_explored"):
+            setattr(out, name, round(sum(getattr(d, name) * d.n_chains for d in runs) / n_chains))
+        out.stride = max(d.stride for d in runs)
+        works = [tuple(w[:: out.stride // d.stride] for w in (d._down, d._up)) for d in runs]
+        n = min(len(down) for down, _ in works)
+        out._down, out._up = (torch.cat([w[i][:n] for w in works], 1) for i in range(2))
+        return out
+
     # -- communication -----------------------------------------------------------------------------------
 
     def works(self) -> tuple[Tensor, Tensor]:

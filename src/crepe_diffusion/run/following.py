@@ -9,8 +9,10 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.run import identity
 from crepe_diffusion.run.events import chain_events
 from crepe_diffusion.run.stopping import Outcome
+from crepe_diffusion.run.team import by_all
 
 if TYPE_CHECKING:
     from crepe_diffusion.run.runner import Run
@@ -55,6 +57,7 @@ def _take(run: Run, rewards: list[dict[str, Any]]) -> None:
     counts = run.sampler.evaluate.counts
     saved = counts.copy()
     try:
+        by_all(lambda: identity.probe(run.sampler.evaluate, run.history.target(rewards)))
         run.sampler.target = run.history.target(rewards)
     except Exception:
         vars(counts).update(vars(saved))

@@ -16,6 +16,7 @@ from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.run import control, identity
 from crepe_diffusion.run.experiment import Experiment
 from crepe_diffusion.run.files import DamagedError, write_json
+from crepe_diffusion.run.team import by_all
 from crepe_diffusion.run.trust import check_trust, named_code, signature
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Target
@@ -81,7 +82,7 @@ class History:
     ) -> tuple[list[dict[str, Any]], identity.Probe]:
         """Give the sampler the target of a request; whatever goes wrong refuses it, and the sampler keeps its own.
 
-        `announce` is called with the rewards just before all replicas are evaluated.
+        `announce` is called with the rewards just before anything is evaluated.
         """
         if not self.is_last:
             n = self.entries[-1]["from_iteration"]
@@ -95,8 +96,8 @@ class History:
             if rewards == before:
                 raise InputError("nothing to change: the target would stay as it is")
             target = self.target(rewards)
-            probe = identity.probe(sampler.evaluate, target)
             announce(rewards)
+            probe = by_all(lambda: identity.probe(sampler.evaluate, target))
             sampler.target = target
         except Exception as error:
             vars(counts).update(vars(saved))

@@ -118,6 +118,8 @@ def weights(target: Target) -> str:
 
 
 def _checksum(tensor: Tensor) -> int:
+    """Of a tensor that is split over processes, of the part that is here."""
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # to import DTensor would take seconds
     flat = tensor.detach().cpu().contiguous().flatten()
     return int(google_crc32c.value(flat.view(torch.uint8).numpy().tobytes())) if len(flat) else 0
 

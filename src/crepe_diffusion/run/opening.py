@@ -28,7 +28,7 @@ from crepe_diffusion.run.log import Log
 from crepe_diffusion.run.recorder import Recorder, Scalars
 from crepe_diffusion.run.stopping import EssRule
 from crepe_diffusion.run.store import disagreements, read_manifest, verify_store
-from crepe_diffusion.run.team import Group, group, leading
+from crepe_diffusion.run.team import Group, by_all, group, leading
 from crepe_diffusion.run.trust import check_trust
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.targets import Reward, Target
@@ -85,16 +85,23 @@ def from_sampler(folder: Path, sampler: Continuing[Any], scalars: Scalars | None
         "reward": [{"name": term.name} for term in sampler.target.rewards],
     }
     config = Config.resolve(given, experiment, {}, unwritable)
-    if team is not None and team.rank:
+    if team is not None and not team.leads:
+        team.hear()
         return _ready(team, folder, config, experiment, sampler)
+
+    def given_by_all(history: History) -> Continuing[Any]:
+        if team is not None:
+            team.tell({})
+        return sampler
+
     with leading(team):
-        return _told(team, _new(folder, config, experiment, lambda history: sampler))
+        return _told(team, _new(folder, config, experiment, given_by_all))
 
 
 def from_config(folder: Path, config: Mapping[str, Any] | str | Path, import_path: str) -> Opened:
     """A new run of what a TOML file, or a dictionary of the same form, describes."""
     team = group()
-    if team is not None and team.rank:
+    if team is not None and not team.leads:
         return _follow(team, folder, Made())
     with leading(team):
         return _told(team, _from_config(folder, config, import_path))
@@ -111,9 +118,9 @@ def _from_config(folder: Path, config: Mapping[str, Any] | str | Path, import_pa
     options = given.get("options", {})
     if not isinstance(options, Mapping):
         raise InputError(f"options must be a table, [options], got {options!r}")
-    experiment, options = build(given["experiment"], options)
+    experiment, options = _built(given, Made(), import_path)
     resolved = Config.resolve(given, experiment, options)
-    return _new(folder, resolved, experiment, _first_sampler(resolved, experiment, import_path), import_path)
+    return _new(folder, resolved, experiment, _first_sampler(resolved, experiment), import_path)
 
 
 def _new(
@@ -170,16 +177,17 @@ def _begin(
     identity.write_config(folder, config)
     history = History(folder, run, experiment, [])
     sampler = make(history)
+    probe = by_all(lambda: identity.probe(sampler.evaluate))
     _check_adapts(config, sampler)
-    history.add(sampler.iteration + 1, config.reward, identity.probe(sampler.evaluate))
+    history.add(sampler.iteration + 1, config.reward, probe)
     recorder = Recorder(folder / "samples.zarr", sampler, scalars, run)
     recorder.store.create()
     log.session(f"started {config.experiment}, seed {config.sampler.get('seed', '-')}")
     return Opened(folder, config, lock, log, sampler, history, recorder)
 
 
-def _first_sampler(config: Config, experiment: Experiment, import_path: str) -> Callable[[History], Continuing[Any]]:
-    return lambda history: _made_by_all(config, experiment, history, config.reward, None, import_path)
+def _first_sampler(config: Config, experiment: Experiment) -> Callable[[History], Continuing[Any]]:
+    return lambda history: _made_by_all(config, experiment, history, config.reward, None)
 
 
 def sampler_of(
@@ -211,7 +219,7 @@ def _scalars(config: Config, experiment: Experiment) -> Scalars:
 def resumed(folder: Path, made: Made, allow_changed: bool, trust: bool, notify: Callable[[str], None]) -> Opened:
     """The run of this folder as its last checkpoint left it."""
     team = group()
-    if team is not None and team.rank:
+    if team is not None and not team.leads:
         return _follow(team, folder, made)
     with leading(team):
         return _told(team, _resumed(folder, made, allow_changed, trust, notify))
@@ -222,7 +230,9 @@ def _resumed(folder: Path, made: Made, allow_changed: bool, trust: bool, notify:
     identity.check_schema(folder)
     import_path = _trusted(folder, trust)
     with _named(folder / "config.toml"):
-        config, experiment = _again(read_toml(folder / "config.toml"), made)
+        given = read_toml(folder / "config.toml")
+        experiment, options = _built(given, made, import_path)
+        config = Config.resolve(given, experiment, options, made.arguments)
     lock, log = _held(folder)
 
     def note(text: str) -> None:
@@ -234,27 +244,23 @@ def _resumed(folder: Path, made: Made, allow_changed: bool, trust: bool, notify:
         if not _names(folder / "checkpoints"):
             note("no checkpoint was reached: starting from the beginning")
             _wipe(folder, log)
-            return _begin(
-                folder, config, experiment, _first_sampler(config, experiment, import_path), import_path, lock, log
-            )
-        return _from_checkpoint(folder, config, experiment, allow_changed, trust, import_path, note, lock, log)
+            return _begin(folder, config, experiment, _first_sampler(config, experiment), import_path, lock, log)
+        return _from_checkpoint(folder, config, experiment, allow_changed, trust, note, lock, log)
     except BaseException:
         lock.release()
         raise
 
 
-def _again(given: Mapping[str, Any], made: Made) -> tuple[Config, Experiment]:
-    """A configuration that was resolved before, with what it describes."""
+def _described(given: Mapping[str, Any], made: Made) -> tuple[Experiment, dict[str, Any]]:
+    """The experiment that a configuration names, with all of its options, or what was made in Python."""
     if given.get("experiment") == "python":
         if made.target is None:
             raise InputError("this run was made in Python: resume it there, with Run.resume(folder, target=...)")
         target = made.target.as_target() if isinstance(made.target, Model) else made.target
-        experiment = Experiment.of(target, [*target.rewards, *made.rewards], made.scalars)
-        return Config.resolve(given, experiment, {}, made.arguments), experiment
+        return Experiment.of(target, [*target.rewards, *made.rewards], made.scalars), {}
     if made.target is not None:
         raise InputError(f"the experiment {given.get('experiment')!r} builds its own target; change this file instead")
-    experiment, options = build(str(given.get("experiment")), given.get("options", {}))
-    return Config.resolve(given, experiment, options, made.arguments), experiment
+    return build(str(given.get("experiment")), given.get("options", {}))
 
 
 def _from_checkpoint(
@@ -263,7 +269,6 @@ def _from_checkpoint(
     experiment: Experiment,
     allow_changed: bool,
     trust: bool,
-    import_path: str,
     notify: Callable[[str], None],
     lock: Lock,
     log: Log,
@@ -287,9 +292,9 @@ def _from_checkpoint(
         history.write()
     if trust and history.code:
         history.write()  # signed by this user from now on
-    sampler = _made_by_all(config, experiment, history, history.now["rewards"], tensors, import_path)
+    sampler = _made_by_all(config, experiment, history, history.now["rewards"], tensors)
+    now = by_all(lambda: identity.probe(sampler.evaluate))
     _check_adapts(config, sampler)
-    now = identity.probe(sampler.evaluate)
     identity.check_probe(folder, now, history.now["probe"], allow_changed, notify)
     log.rewind(position.iteration)
     recorder = Recorder(folder / "samples.zarr", sampler, _scalars(config, experiment), position.run)
@@ -303,7 +308,9 @@ def described(folder: Path, made: Made, trust: bool) -> tuple[Config, Experiment
     """What the configuration of a folder describes, if its code may be run."""
     _trusted(folder, trust)
     with _named(folder / "config.toml"):
-        return _again(read_toml(folder / "config.toml"), made)
+        given = read_toml(folder / "config.toml")
+        experiment, options = _described(given, made)
+        return Config.resolve(given, experiment, options, made.arguments), experiment
 
 
 def rehearse(folder: Path, request: control.Request, trust: bool) -> None:
@@ -343,13 +350,21 @@ def _continue_store(recorder: Recorder, position: checkpoint.Position, notify: C
 # -- several processes -------------------------------------------------------------------------------------------
 
 
+def _built(given: Mapping[str, Any], made: Made, import_path: str) -> tuple[Experiment, dict[str, Any]]:
+    """The experiment, built by all processes at once: their networks may be parts of one."""
+    team = group()
+    if team is not None:
+        named = {name: given[name] for name in ("experiment", "options") if name in given}
+        team.tell({"given": named, "import_path": import_path})
+    return by_all(lambda: _described(given, made))
+
+
 def _made_by_all(
     config: Config,
     experiment: Experiment,
     history: History,
     rewards: list[dict[str, Any]],
     start: dict[str, Tensor] | None,
-    import_path: str,
 ) -> Continuing[Any]:
     """The sampler; where there are several processes, process 0 tells the others what it is made of."""
     target, team = history.target(rewards), group()
@@ -360,7 +375,7 @@ def _made_by_all(
             f"{team.size} processes share the rows of a batch in blocks: give their size, such as"
             " --set sampler.micro_batch=16"
         )
-    message = {"config": config.to_dict(), "rewards": rewards, "import_path": import_path, "goes_on": start is not None}
+    message = {"config": config.to_dict(), "rewards": rewards, "goes_on": start is not None}
     team.tell(message, start)
     return team.alike(lambda: sampler_of(config, experiment, target, start))
 
@@ -374,11 +389,13 @@ def _told(team: Group | None, opened: Opened) -> Opened:
 
 def _follow(team: Group, folder: Path, made: Made) -> Opened:
     """A process other than 0: what that one tells, and no files."""
+    begun, _ = team.hear()
+    _make_importable(begun["import_path"])
+    experiment, options = team.alike(lambda: _described(begun["given"], made))
     message, start = team.hear()
-    _make_importable(message["import_path"])
 
     def make() -> tuple[Config, Experiment, Continuing[Any]]:
-        config, experiment = _again(message["config"], made)
+        config = Config.resolve(message["config"], experiment, options, made.arguments)
         target = replace(experiment.target, rewards=tuple(experiment.reward(r) for r in message["rewards"]))
         return config, experiment, sampler_of(config, experiment, target, start if message["goes_on"] else None)
 
@@ -386,6 +403,7 @@ def _follow(team: Group, folder: Path, made: Made) -> Opened:
 
 
 def _ready(team: Group, folder: Path, config: Config, experiment: Experiment, sampler: Continuing[Any]) -> Opened:
+    team.alike(lambda: identity.probe(sampler.evaluate))
     message, _ = team.hear()
     history = History(folder, message["run"], experiment, message["entries"], message["index"], writes=False)
     return Opened(folder, config, Lock(folder), None, sampler, history, None, is_new=False)

@@ -253,7 +253,7 @@ class Run:
     @property
     def follows(self) -> bool:
         """Whether this is one of several processes, and not the one that has the folder."""
-        return self.team is not None and self.team.rank > 0
+        return self.team is not None and not self.team.leads
 
     def _decide(self, caught: list[str], due: bool) -> Outcome | None:
         """Answer requests if that is due, and decide whether to stop; a signal to any process counts for all."""

@@ -5,17 +5,20 @@ torchrun --nproc-per-node 4 -m crepe_diffusion run my.toml --out DIR
 All processes hold the whole state and the same random numbers. What is expensive, networks and rewards, is evaluated in
 blocks of `micro_batch` rows that are shared out (`sharing.py`), and gathered after each call. So a chain has the same
 bits for any number of processes. Files, locks and the log belong to process 0; it tells the others what it decided.
+
+    groups  x  rows  x  model        processes: runs of their own, shares of a batch, parts of one network
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -26,7 +29,10 @@ from torch.distributed.rendezvous import rendezvous
 from crepe_diffusion.errors import InputError, NonFiniteError
 from crepe_diffusion.sharing import joined, team
 
-__all__ = ["Group", "distributed", "group", "leading"]
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["Group", "by_all", "distributed", "group", "leading", "model_mesh", "seed_of"]
 
 T = TypeVar("T")
 KINDS: dict[str, type[Exception]] = {"InputError": InputError, "NonFiniteError": NonFiniteError}
@@ -35,12 +41,25 @@ PATIENCE = timedelta(minutes=30)
 
 
 class Group:
-    """The processes that torchrun has started, as a `sharing.Team`."""
+    """The processes that torchrun has started, or one of several groups of them, as a `sharing.Team`.
 
-    def __init__(self) -> None:
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+    `rank` and `size` count shares of a batch: `model` processes that hold one network between them evaluate the same
+    share. `mesh` has the axes `rows` and `model` then. The first process `leads`: it has the folder.
+    """
+
+    def __init__(self, model: int = 1, index: int = 0):
+        self.index, self.leads = index, dist.get_rank() == 0
+        self.rank, self.size = dist.get_rank() // model, dist.get_world_size() // model
+        self.mesh: DeviceMesh | None = None
+        if model > 1:
+            from torch.distributed.device_mesh import init_device_mesh
+
+            self.mesh = init_device_mesh(_device().type, (self.size, model), mesh_dim_names=("rows", "model"))
+        self._rows = None if self.mesh is None else self.mesh.get_group("rows")
         self.busy = self.waiting = 0.0
         """Seconds in which this process evaluated, and in which it waited for the others and their results."""
+        self.gathers = self.bytes = 0
+        """How often results were gathered, and how much every process has then got from all."""
 
     def together(self, own: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Every process computes tensors of the same shapes, and gets those of all, joined along the first axis."""
@@ -52,7 +71,9 @@ class Group:
             error = raised
         done = time.monotonic()
         self._raise_alike(error)
-        out = _unpacked(self._gathered(_packed(found)), found)
+        everything = _gathered(_packed(found), self._rows)
+        out = _unpacked(everything, found)
+        self.gathers, self.bytes = self.gathers + 1, self.bytes + everything.numel()
         self.busy, self.waiting = self.busy + done - began, self.waiting + time.monotonic() - done
         return out
 
@@ -67,11 +88,6 @@ class Group:
             error = raised
         self._raise_alike(error)
         return out
-
-    def _gathered(self, own: Tensor) -> Tensor:
-        everyone = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(everyone, own)
-        return torch.cat(everyone)
 
     def _raise_alike(self, error: Exception | None) -> None:
         """One small number per call: what one process raises is raised by all, and none waits for it in vain."""
@@ -89,15 +105,15 @@ class Group:
     def texts(self, own: str) -> list[str]:
         """What each process has to say."""
         content = torch.frombuffer(bytearray(own.encode()) or bytearray(1), dtype=torch.uint8).to(_device())
-        length = self._gathered(torch.tensor([len(own.encode())], device=_device()))
+        length = _gathered(torch.tensor([len(own.encode())], device=_device()))
         padded = torch.zeros(max(1, int(length.max())), dtype=torch.uint8, device=_device())
         padded[: len(content)] = content[: len(padded)]
-        rows = self._gathered(padded[None]).cpu()
+        rows = _gathered(padded[None]).cpu()
         return [bytes(row[:n].tolist()).decode() for row, n in zip(rows, length.tolist(), strict=True)]
 
     def flags(self, *own: int) -> list[list[int]]:
         """A few numbers of each process: the one exchange per iteration that decides."""
-        return self._gathered(torch.tensor([own], device=_device())).tolist()
+        return _gathered(torch.tensor([own], device=_device())).tolist()
 
     def tell(self, message: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> None:
         """From process 0 to the others."""
@@ -118,6 +134,12 @@ class Group:
         if "failed" in message:
             raise InputError(f"process 0: {message['failed']}")
         return message, safetensors.torch.load(contents[1])
+
+
+def _gathered(own: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, own, group)
+    return torch.cat(everyone)
 
 
 @contextmanager
@@ -154,29 +176,40 @@ def _unpacked(content: Tensor, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @contextmanager
-def distributed() -> Iterator[Group | None]:
+def distributed(groups: int = 1, model: int = 1) -> Iterator[Group | None]:
     """Join the processes that torchrun has started; alone, it does nothing.
 
     Every process then runs the same script. Samplers share their evaluations in blocks of `micro_batch` rows, which
     must be given, and a `Run` keeps its files in process 0.
 
+    - `groups`: so many groups that know nothing of each other: each has a folder and a seed of its own (`group.index`,
+      `seed_of`), and none waits for another. Read all of them with `read_runs`;
+    - `model`: so many neighbouring processes hold one network between them, split over `model_mesh()`.
+
     >>> with distributed() as group:
     ...     print(group)
     None
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 and "TORCHELASTIC_RUN_ID" not in os.environ:
+    n = int(os.environ.get("WORLD_SIZE", "1"))
+    if min(groups, model) < 1 or n % (groups * model):
+        raise InputError(
+            f"{n} process{'es' if n > 1 else ''} cannot be cut into {groups} groups of networks on {model} processes:"
+            " torchrun must start a multiple of groups x model"
+        )
+    if n < 2 and "TORCHELASTIC_RUN_ID" not in os.environ:
         yield None
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     # torchrun keeps one store over all restarts, in which addresses of processes that died would be found again.
-    store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    store, rank, _ = next(rendezvous("env://", timeout=PATIENCE))
+    attempt, (index, rank) = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), divmod(rank, n // groups)
+    store = dist.PrefixStore(f"attempt {attempt} group {index}", store)  # type: ignore[attr-defined]
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    # For torch each group is the whole world, so that nothing joins it with the others.
+    dist.init_process_group(backend, store=store, rank=rank, world_size=n // groups, timeout=PATIENCE)
     try:
-        group = Group()
+        group = Group(model, index)
         with joined(group):
             yield group
     finally:
@@ -187,3 +220,24 @@ def group() -> Group | None:
     """The processes that were joined, if any."""
     found = team()
     return found if isinstance(found, Group) else None
+
+
+def model_mesh() -> DeviceMesh | None:
+    """The processes that hold one network between them, for `parallelize_module` or `fully_shard`; None alone."""
+    found = group()
+    return None if found is None or found.mesh is None else found.mesh["model"]
+
+
+def by_all(function: Callable[[], T]) -> T:
+    """`function()`, which all processes call here: what one of them raises, all raise."""
+    found = group()
+    return function() if found is None else found.alike(function)
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of a group: 63 bits that no other pair of a seed and a group has, but by a chance of 2^-63.
+
+    >>> seed_of(0, 0), seed_of(0, 1)
+    (5903642253403033523, 4414527679803055650)
+    """
+    return int.from_bytes(hashlib.blake2b(f"{int(seed)} {int(index)}".encode(), digest_size=8).digest()) >> 1
