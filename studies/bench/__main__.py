@@ -22,12 +22,20 @@ from rich.progress import Progress
 from rich.table import Table
 
 from studies.bench.bench import Cells, cases, iteration_table, measure, store_cost, store_table
+from studies.bench.messages import gather_seconds, gather_table, plan_table, plans, sent, sent_table
 from studies.bench.processes import gain, gain_cases, gain_table
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 
 HERE = Path(__file__).parent
-TITLES = {"iterations": "One iteration", "store": "A run in its folder", "processes": "Two processes"}
+TITLES = {
+    "iterations": "One iteration",
+    "store": "A run in its folder",
+    "processes": "Two processes",
+    "sent": "What travels in an iteration",
+    "messages": "What a gather takes",
+    "devices": "A thousand devices",
+}
 N_WARM_UP = 2
 
 
@@ -80,10 +88,33 @@ def processes(bars: Progress, quick: bool) -> tuple[list[Any], Cells]:
     return [asdict(g) for g in gains], gain_table(gains)
 
 
+def travels(bars: Progress, quick: bool) -> tuple[list[Any], Cells]:
+    bars.add_task(f"{TITLES['sent']:22}", total=None)
+    found = [sent(case) for case in gain_cases(quick)]
+    return [asdict(s) for s in found], sent_table(found)
+
+
+def messages(bars: Progress, quick: bool) -> tuple[dict[str, Any], Cells]:
+    bars.add_task(f"{TITLES['messages']:22}", total=None)
+    found = {n: gather_seconds(n, 3 if quick else 200) for n in (2, 4)}
+    return {str(n): times for n, times in found.items()}, gather_table(found)
+
+
+def devices(bars: Progress, quick: bool) -> tuple[dict[str, Any], Cells]:
+    """From the gathers that were measured last."""
+    saved = Results(HERE).get("messages")
+    seconds = saved["measured"] if saved else messages(bars, quick)[0]
+    latency = max(times[0] / (int(n) - 1) for n, times in seconds.items())
+    return {"latency": latency, "plans": [asdict(p) for p in plans()]}, plan_table(plans(), latency)
+
+
 PARTS: dict[str, Callable[[Progress, bool], tuple[Any, Cells]]] = {
     "iterations": iterations,
     "store": store,
     "processes": processes,
+    "sent": travels,
+    "messages": messages,
+    "devices": devices,
 }
 
 
