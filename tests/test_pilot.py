@@ -12,9 +12,10 @@ import crepe_diffusion as cd
 from checks import assert_mean, refuted
 from crepe_diffusion.diagnostics import Estimate, RunData
 from crepe_diffusion.diagnostics.estimates import tours
+from crepe_diffusion.diagnostics.evidence import Evidence
 from crepe_diffusion.diagnostics.starting import METHODS, StartingPass
 from crepe_diffusion.errors import InputError, StoppedError
-from crepe_diffusion.samplers.discretisation import Doubling
+from crepe_diffusion.samplers.discretisation import Coupled, Doubling
 from crepe_diffusion.samplers.setup import part
 
 DIM, STEPS = 4, 32
@@ -140,8 +141,11 @@ def test_rows_are_counted_exactly():
     p = cd.pilot(TARGET, LADDER, n=8, process=EXACT)
     assert p.rows == 8 * (2 * STEPS + 1)
     fitted = cd.pilot(TARGET, LADDER, n=8)
-    # Two rows try the models, 256 samples make the information of each of 17 times.
-    assert fitted.rows == 2 + 256 * 17 + 8 * (2 * STEPS + 1)
+    # Two rows try the models, 256 samples make the information of each of 17 times; pairs of steps are compared.
+    assert fitted.rows == 2 + 256 * 17 + 8 * (2 * STEPS + STEPS // 2 + 1)
+    assert fitted.walk_rows == STEPS
+    # Noising as trained has double steps of the same law, so that nothing more need be evaluated.
+    assert cd.pilot(TARGET, LADDER, n=8, proposal=cd.Proposal(k="paper")).rows == 2 + 256 * 17 + 8 * (2 * STEPS + 1)
     chain = cd.ReplicaExchange(TARGET, cd.ladder.karras(5, 0.02, 10.0, substeps=8), n_chains=3, pilot=fitted)
     assert chain.evaluate.counts.rows == chain.setup_evaluations.rows == fitted.rows + 3 * 5
 
@@ -201,22 +205,84 @@ def test_the_size_of_steps_is_seen_in_each_direction(monkeypatch):
     refuted(check_the_size_of_steps, process)  # as if paths had been made by double steps
 
 
-def test_the_error_of_log_z_contains_the_size_of_the_steps():
+@pytest.mark.parametrize("process", [cd.processes.Gaussian(variance=0.6), cd.processes.EulerMaruyama()])
+def test_a_double_step_has_the_noise_of_both(process, monkeypatch):
+    """For Gaussian data all is known: the noise of each step up, the densities, and so the error of every ratio."""
+    model = cd.models.GaussianMixture([1.0], [[1.0, -0.5]], [0.3])
+    evaluate = cd.SMC(model**3.0, cd.ladder.karras(9, 0.02, 10.0), process=process).evaluate
+    (s, m, t), c = (evaluate.times[i] for i in (3, 4, 5)), 3.0
+    k, stream = evaluate.coefficients.k_up, cd.Stream(1)
+    assert k > 0
+
+    def up(x: torch.Tensor, to: float, since: float, z: torch.Tensor) -> torch.Tensor:
+        score = (evaluate(x, since.expand(len(x))).predictions[0] - x) / since**2
+        d = process.noising_variance(since[None], to[None])
+        return x + k * d * c * score + d.sqrt() * z
+
+    def error(low: torch.Tensor, high: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        """Of the ratio, after the densities themselves."""
+        (a, b), (s, t) = (low, high), (v.expand(len(low)) for v in (s, t))
+        ratio = process.log_ratios(a, b, evaluate(a, s), evaluate(b, t), s, t, evaluate.coefficients)[0]
+        return c * (ratio[0] - model.log_prob(a, s) + model.log_prob(b, t))
+
+    x_s, z, y = (stream.at(name).normal((50, 2)) for name in ("x", "z", "y"))
+    x_m, v, w = up(x_s, m, s, z), *(process.noising_variance(a[None], b[None])[0, 0] for a, b in ((s, m), (m, t)))
+    x_t = up(x_m, t, m, y)
+    ends = [(x, evaluate(x, time.expand(50))) for x, time in ((x_t, t), (x_m, m), (x_s, s))]
+    double = up(x_s, t, s, (v.sqrt() * z + w.sqrt() * y) / (v + w).sqrt())
+    expected = (error(x_s, double, s, t) - error(x_s, x_m, s, m) - error(x_m, x_t, m, t)).expm1()
+
+    def as_expected() -> None:
+        torch.testing.assert_close(Coupled(evaluate).gain(tuple(ends), 5), expected, rtol=1e-6, atol=1e-9)
+
+    as_expected()
+    assert expected.abs().min() > 1e-4
+    monkeypatch.setattr(Coupled, "_double_step", lambda self, points, *times: points[0][0])
+    refuted(as_expected)  # as if two steps up had the law of a double one
+
+
+@pytest.mark.slow
+def test_the_size_of_steps_is_seen_in_means(monkeypatch):
+    """A variance that fits the data badly gives the second mode too much, and the pass predicts by how much."""
+
+    def seen() -> None:
+        steps = cd.ladder.karras(97, 0.02, 10.0)
+        found = cd.pilot(TARGET, steps, n=8192, seed=1, process=cd.processes.Gaussian(variance=0.6))
+        mean, shift = found.mean(second), found.summary.shift(second)
+        assert mean.value - SECOND > 4 * mean.error
+        assert abs(mean.value - SECOND - shift.value) < 3 * math.hypot(mean.error, shift.error)
+
+    seen()
+    monkeypatch.setattr(Coupled, "_double_step", lambda self, points, *times: points[0][0])
+    refuted(seen)
+
+
+def test_errors_contain_the_size_of_the_steps():
     found = cd.pilot(TARGET, LADDER, n=32, process=cd.processes.Gaussian(variance=0.6))
-    size = found.discretisation
+    size, shift = found.discretisation, found.summary.shift(second).value
+    assert shift != 0
     chains = cd.ReplicaExchange(TARGET, pilot=found, n_chains=4).sample(20)
+    alone = replace(chains, started_from=None)
     assert chains.log_z.error == pytest.approx(math.hypot(chains.diagnostics.log_z().error, size["bar"].value))
-    assert replace(chains, started_from=None).log_z == chains.diagnostics.log_z()
+    assert alone.log_z == chains.diagnostics.log_z()
+    assert chains.mean(second).error == pytest.approx(math.hypot(alone.mean(second).error, shift))
+    assert chains.mean(second).value == alone.mean(second).value
+    (shown,) = Evidence(RunData.of(chains, scalars={"second": second})).scalars
+    assert shown.stated == chains.mean(second)
     smc = cd.SMC(TARGET, pilot=found, n_particles=8, n_batches=16)
     out, again = smc.sample(), cd.SMC(TARGET, LADDER, n_particles=8, n_batches=16, start=smc.snapshot())
-    alone = replace(out, discretisation=None).log_z
-    assert out.log_z.error == pytest.approx(math.hypot(alone.error, size["down"].value))
-    assert out.log_z.value == alone.value
-    assert again.discretisation == size["down"]
+    alone = replace(out, started_from=None)
+    assert out.log_z.error == pytest.approx(math.hypot(alone.log_z.error, size["down"].value))
+    assert out.log_z.value == alone.log_z.value
+    assert out.mean(second).error == pytest.approx(math.hypot(alone.mean(second).error, shift))
+    assert out.ess(second) == alone.ess(second), "more draws do not help against large steps"
+    assert again.started_from.discretisation == size
+    assert again.started_from.shift(second) == found.summary.shift(second)
     # Other steps, or other weights, have an error that this pilot has not measured.
-    assert cd.SMC(TARGET, cd.ladder.karras(9, 0.02, 10.0), pilot=found).discretisation is None
-    assert cd.SMC(TARGET, pilot=found, weight=cd.FeynmanKac()).discretisation is None
-    assert any("size of the steps" in r for r in replace(out, discretisation=Estimate(1.0, 0.1)).verdict().reasons)
+    assert cd.SMC(TARGET, cd.ladder.karras(9, 0.02, 10.0), pilot=found).started_from is None
+    assert cd.SMC(TARGET, pilot=found, weight=cd.FeynmanKac()).started_from is None
+    large = replace(found.summary, discretisation=dict.fromkeys(METHODS, Estimate(1.0, 0.1)))
+    assert any("size of the steps" in r for r in replace(out, started_from=large).verdict().reasons)
     with pytest.raises(InputError, match="or a pilot"):
         cd.SMC(TARGET)
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import crepe_diffusion as cd
 from crepe_diffusion import ladder
 from crepe_diffusion.diagnostics.data import RunData
+from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.diagnostics.evidence import DRIFT_Z, Evidence, ScalarSummary
-from crepe_diffusion.diagnostics.verdict import LEVELS, Verdict, percent, verdict
+from crepe_diffusion.diagnostics.verdict import LEVELS, SKEWED, Verdict, judge_particles, percent, verdict
 from crepe_diffusion.kernels.swap import metropolis
 from crepe_diffusion.models import GaussianMixture, TokenTable
 from crepe_diffusion.stitching import Segments
@@ -263,3 +265,37 @@ def test_a_chosen_scalar_that_never_varies_is_news_and_a_fixed_coordinate_is_not
     fixed = out.verdict({**varies, "x[0]": lambda x: 0 * x[:, 0]})
     assert any(r.startswith("far mode is 0 in all of 240 draws") for r in absent.reasons)
     assert not any("in all of" in r for r in fixed.reasons)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 1.5])
+def test_unequal_weights_need_as_many_particles_as_their_skewness_asks_for(sigma):
+    """Lognormal weights: a share `exp(-sigma^2)` is effective, and Cochran's rule has the square of their skewness."""
+    skewness = float(scipy.stats.lognorm.stats(sigma, moments="s"))
+    needed = SKEWED * skewness**2
+
+    def judged(n: int) -> Verdict:
+        shares = [1 / 100] * 100
+        return judge_particles(shares, "batches", Estimate(0.0, 0.1), {"x": 1000.0}, None, (math.exp(-(sigma**2)), n))
+
+    assert judged(math.ceil(needed * 1.001)).level == "ok"
+    found = judged(math.floor(needed * 0.999))
+    assert found.level == "look"
+    assert "narrowest level" in found.reasons[0]
+
+
+def test_the_narrowest_level_of_each_batch_is_what_counts():
+    """Batches may collapse at different levels; the mean over batches at one level would hide it."""
+    level_ess = torch.tensor([[64.0, 4.0], [4.0, 64.0], [64.0, 64.0]])
+    even = torch.full((2, 64), -math.log(64), dtype=torch.float64)
+    zero = torch.zeros(2, dtype=torch.float64)
+    out = cd.samplers.Particles(
+        torch.randn(128, 1, generator=torch.Generator().manual_seed(0)),
+        cd.evaluate.Counts(),
+        even,
+        zero,
+        torch.arange(128),
+        level_ess,
+        zero.long(),
+    )
+    assert any("6.2 %" in reason for reason in out.verdict().reasons)
+    assert not any("narrowest" in r for r in replace(out, level_ess=level_ess.clamp(min=32)).verdict().reasons)

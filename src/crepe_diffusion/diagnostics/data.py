@@ -33,8 +33,9 @@ class RunData:
     checkpoint, and they are None where nothing is exchanged. `trace` holds one row per recorded iteration: `iteration`,
     `seconds` and `rows` (both since the beginning), and for replica exchange `acceptance` (rows, pairs; the mean of
     min(1, alpha) over chains, NaN where a pair did not meet), `explored` (rows, levels), and `level` (rows, chains,
-    replicas) unless it would be large. `started_from` is the pass from which the chains started, if there was one, and
-    `starting_means` holds its means of the scalars, where these are known as functions.
+    replicas) unless it would be large. `started_from` is the pass from which the chains started, if there was one.
+    Where scalars are known as functions, `starting_means` holds its means of them, and `starting_shifts` what it
+    measured of the size of the steps.
     """
 
     name: str
@@ -55,6 +56,7 @@ class RunData:
     columns: dict[str, np.ndarray] = field(default_factory=dict)
     started_from: StartingPass | None = None
     starting_means: dict[str, Estimate] = field(default_factory=dict)
+    starting_shifts: dict[str, Estimate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -95,6 +97,7 @@ class RunData:
             columns={"replica": samples.replica.numpy(force=True), "born": samples.born.numpy(force=True)},
             started_from=start,
             starting_means={} if start is None else {key: start.mean(f) for key, f in functions.items()},
+            starting_shifts={} if start is None else {key: start.shift(f) for key, f in functions.items()},
         )
 
     def to_xarray(self) -> Any:

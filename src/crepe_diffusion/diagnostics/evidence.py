@@ -32,11 +32,14 @@ LOG_Z_NUMBERS = 2_000_000
 
 @dataclass(frozen=True, eq=False)
 class ScalarSummary:
-    """One scalar of the judged draws, `values` (draws, chains), and the tour of each draw."""
+    """One scalar of the judged draws, `values` (draws, chains), the tour of each draw, and what the size of the steps
+    does to its mean, where that is known.
+    """
 
     name: str
     values: np.ndarray
     tours: torch.Tensor | None = None
+    steps: Estimate | None = None
 
     @cached_property
     def n_nonfinite(self) -> int:
@@ -69,6 +72,11 @@ class ScalarSummary:
         return Estimate(
             float(self.values.mean()) if self.values.size else math.nan, 0.0 if self.is_constant else math.nan
         )
+
+    @property
+    def stated(self) -> Estimate:
+        """The mean with an error that contains the size of the steps."""
+        return with_steps(self.mean, self.steps)
 
     @cached_property
     def rhat_by_chance(self) -> float:
@@ -154,7 +162,11 @@ class Evidence:
         if not chosen:
             x = self.data.x[self.judged]
             chosen = {"mean of x": x.reshape(*x.shape[:2], -1).mean(-1, dtype=np.float64)}
-        return [ScalarSummary(name, np.asarray(v, dtype=np.float64), self.tours) for name, v in chosen.items()]
+        shifts = self.data.starting_shifts
+        return [
+            ScalarSummary(name, np.asarray(v, dtype=np.float64), self.tours, shifts.get(name))
+            for name, v in chosen.items()
+        ]
 
     @cached_property
     def tours(self) -> torch.Tensor | None:

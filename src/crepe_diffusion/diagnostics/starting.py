@@ -29,10 +29,10 @@ class StartingPass:
 
     `eve` (n,) is the particle at the noise end from which each one descends. Relatives are one cluster, whatever their
     correlation. `log_z` has an estimate for each method, `discretisation` is the part of each that is due to the size
-    of the steps, to first order.
+    of the steps, to first order; `steps` (n,) is what double steps would add to the weight of each particle.
 
     >>> weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
-    >>> start = StartingPass(torch.arange(3.0), weights.log(), torch.tensor([0, 1, 1]), {}, {}, n_steps=8, rows=51)
+    >>> start = StartingPass(torch.arange(3.0), weights.log(), torch.tensor([0, 1, 1]), torch.zeros(3), {}, {}, 8, 51)
     >>> start.mean(lambda x: x).value
     0.75
     """
@@ -40,6 +40,7 @@ class StartingPass:
     x: Tensor
     log_weights: Tensor
     eve: Tensor
+    steps: Tensor
     log_z: dict[str, Estimate]
     discretisation: dict[str, Estimate]
     n_steps: int
@@ -47,13 +48,25 @@ class StartingPass:
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """The target's mean of a scalar, (n, *event) to (n,), with its standard error."""
+        w, values = self.log_weights.exp(), self._values(function)
+        value = float(w @ values)
+        return clustered(value, w * (values - value), w, self.eve)
+
+    def shift(self, function: Callable[[Tensor], Tensor]) -> Estimate:
+        """How much too large the mean of a scalar is by paths down because the steps are not small, to first order."""
+        w, values = self.log_weights.exp(), self._values(function)
+        if not bool(self.steps.any()):
+            return Estimate(0.0, 0.0)
+        products = (values - w @ values) * (self.steps - w @ self.steps)
+        value = float(w @ products)
+        return clustered(value, w * (products - value), w, self.eve)
+
+    def _values(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         values = called(function, "a scalar of the particles", self.x)
         if not isinstance(values, Tensor) or values.shape != (len(self.x),):
             got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(type(values).__name__)
             raise InputError(f"a scalar must be one number per particle, shape ({len(self.x)},); got {got}")
-        w, values = self.log_weights.exp(), values.to(torch.float64)
-        value = float(w @ values)
-        return clustered(value, w * (values - value), w, self.eve)
+        return values.to(torch.float64)
 
     def state_dict(self) -> dict[str, Tensor]:
         estimates = [of[m] for of in (self.log_z, self.discretisation) for m in METHODS]
@@ -61,6 +74,7 @@ class StartingPass:
             "x": self.x,
             "log_weights": self.log_weights,
             "eve": self.eve,
+            "steps": self.steps,
             "estimates": torch.tensor([(e.value, e.error, e.dof) for e in estimates], dtype=torch.float64),
             "numbers": torch.tensor([self.n_steps, self.rows]),
         }
@@ -69,17 +83,18 @@ class StartingPass:
     def from_state_dict(cls, state: dict[str, Tensor]) -> StartingPass:
         estimates = [Estimate(*row) for row in state["estimates"].tolist()]
         n_steps, rows = state["numbers"].tolist()
-        # Snapshots of earlier versions have one number for all methods.
+        # Snapshots of earlier versions have one number for all methods, and nothing of single particles.
         log_z, size = (dict(zip(METHODS, of, strict=False)) for of in (estimates, 3 * estimates[3:]))
-        return cls(state["x"], state["log_weights"], state["eve"], log_z, size, n_steps, rows)
+        steps = state.get("steps", torch.zeros(len(state["x"]), dtype=torch.float64))
+        return cls(state["x"], state["log_weights"], state["eve"], steps, log_z, size, n_steps, rows)
 
 
-def with_steps(log_z: Estimate, size: Estimate | None) -> Estimate:
-    """log Z with an error that contains the part due to the size of the steps, where that was measured.
+def with_steps(estimate: Estimate, size: Estimate | None) -> Estimate:
+    """A mean or log Z with an error that contains the part due to the size of the steps, where that was measured.
 
     What was measured is added as it is: its own error makes it larger on average, never smaller.
     """
-    return log_z if size is None else replace(log_z, error=math.hypot(log_z.error, size.value))
+    return estimate if size is None else replace(estimate, error=math.hypot(estimate.error, size.value))
 
 
 def by_eve(values: Tensor, eve: Tensor) -> Tensor:

@@ -38,6 +38,10 @@ FEW_ESS, TINY_ESS = 50, 20
 # Clusters of particles that share the weight. Student's intervals widen by a tenth for 12 and by a third for 5; from
 # fewer, an error is hardly known itself.
 FEW_CLUSTERS, TINY_CLUSTERS = 12, 5
+# Weights of which a share rho is effective have, if they are lognormal, the squared skewness (1/rho + 2)^2 (1/rho - 1).
+# Cochran asks for 25 times as many draws before a normal interval of 95 % is to be believed. A fifth of that separates
+# steep tokens, whose intervals are too short, from all other problems of the battery.
+SKEWED = 5
 # Batches whose Z differ by more have probably not seen the largest one.
 LOG_Z_ERROR = 0.5
 # Vehtari et al. (2021) ask for 1.01; at 1.05 chains differ by about a third of a standard deviation.
@@ -94,15 +98,34 @@ def judge(evidence: Evidence) -> Verdict:
 
 
 def judge_particles(
-    shares: Sequence[float], kind: str, log_z: Estimate, sizes: Mapping[str, float], steps: Estimate | None = None
+    shares: Sequence[float],
+    kind: str,
+    log_z: Estimate,
+    sizes: Mapping[str, float],
+    steps: Estimate | None = None,
+    narrowest: tuple[float, int] | None = None,
 ) -> Verdict:
     """The verdict on weighted particles, from the share of the weight that each independent cluster of them has.
 
     `kind` is what the clusters are, `sizes` the effective number of draws of each scalar, `steps` what the size of the
-    steps does to log Z where that is known, and `log_z` is without it.
+    steps does to log Z where that is known, and `log_z` is without it. `narrowest` is the effective share of a batch's
+    particles at the level where it is least, and the number of all particles.
     """
     findings = [*_of_particles(np.asarray(shares), kind, log_z, sizes)]
+    findings += [] if narrowest is None else _collapse(*narrowest)
     return _gravest([*findings, *(() if steps is None else _steps(steps))])
+
+
+def _collapse(share: float, n: int) -> Iterator[Finding]:
+    """Where weights are very unequal, the heaviest particles are rare: what has not been drawn shows in no error."""
+    needed = SKEWED * (1 / share + 2) ** 2 * (1 / share - 1)
+    if n < needed:
+        yield Finding(
+            "look",
+            f"at its narrowest level a batch is left with {percent(share)} of its particles: among {n:,} of them, the"
+            " heaviest may not have been drawn yet, and then no error shows it",
+            f"take {_about(needed)} particles in all, or more levels, or a better proposal",
+        )
 
 
 def _of_particles(shares: np.ndarray, kind: str, log_z: Estimate, sizes: Mapping[str, float]) -> Iterator[Finding]:

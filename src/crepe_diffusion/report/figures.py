@@ -196,8 +196,8 @@ def scalar(e: Evidence, number: int, name: str, values: np.ndarray, summary: Sca
             for c in range(running.shape[1]):
                 bottom.plot(iteration[thin], running[thin, c], alpha=0.8, **_line(c))
             bottom.plot(iteration[thin], running.mean(1)[thin], color="black", lw=1.8)
-            if math.isfinite(summary.mean.error):
-                low, high = (summary.mean.value + z * summary.mean.error for z in (-1.96, 1.96))
+            if math.isfinite(summary.stated.error):
+                low, high = (summary.stated.value + z * summary.stated.error for z in (-1.96, 1.96))
                 bottom.axhspan(low, high, color="0.5", alpha=0.25, lw=0)
             late = running[len(running) // 20 :]
             _zoom(bottom, late)

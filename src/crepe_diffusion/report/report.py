@@ -151,8 +151,8 @@ def _scalars(e: Evidence, pictures: Html) -> Html:
     rows = [
         (
             s.name,
-            f"{s.mean.value:.4g}",
-            "constant" if s.is_constant else f"{s.mean.error:.2g}",
+            f"{s.stated.value:.4g}",
+            "constant" if s.is_constant else f"{s.stated.error:.2g}",
             f"{s.ess:.0f}" if s.can_be_judged else "-",
             f"{min(s.rhat, 99.0):.3f}" if s.can_be_judged else "-",
             f"{s.drift:+.1f}" if s.can_be_judged else "-",
@@ -347,7 +347,7 @@ def _running(e: Evidence, scalar: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mean_of(e: Evidence, scalar: str) -> str:
-    return next((_pm(s.mean) for s in e.scalars if s.name == scalar), "-")
+    return next((_pm(s.stated) for s in e.scalars if s.name == scalar), "-")
 
 
 def _distinct(names: Sequence[str]) -> list[str]:

@@ -224,7 +224,7 @@ class _Smc(Method):
         return replace(
             out,
             evaluations=self.pilot.counts + self.sampler.evaluate.counts,
-            discretisation=self.pilot.discretisation["down"],
+            started_from=self.pilot.summary,
         )
 
 
@@ -330,8 +330,10 @@ def sample(
         raise InputError("scalars must hold at least one function of the draws, got none")
     common: dict[str, Any] = {"micro_batch": micro_batch, "nonfinite": nonfinite}
     n_steps = len(steps.times) - 1
-    n = max(FEWEST, min(MOST, int(PILOT_SHARE * budget / (2 * n_steps + 1))))
-    expected = n * (2 * n_steps + 1)
+    # Down, up, and half as many steps of double size.
+    each = 2 * n_steps + n_steps // 2 + 1
+    n = max(FEWEST, min(MOST, int(PILOT_SHARE * budget / each)))
+    expected = n * each
     with Track(budget, "rows", progress, callback) as track:
 
         def advance(now: Progress) -> bool:

@@ -6,8 +6,8 @@
     acceptance of the block [a, b] = E min(1, exp(sum_k W_k - sum_k U_k))       over independent pairs, a <= k < b
 
 So one pass predicts every cut of the steps into levels. It also measures the Fisher information, log Z in both
-directions, and what the size of the steps does to log Z; and it leaves a weighted population at every time, from which
-replicas can start.
+directions, and what the size of the steps does to log Z and to means; and it leaves a weighted population at every
+time, from which replicas can start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from crepe_diffusion.processes.discrete import InTurn
 from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
-from crepe_diffusion.samplers.discretisation import Doubling
+from crepe_diffusion.samplers.discretisation import Coupled, Doubling
 from crepe_diffusion.samplers.plan import Plan, plan
 from crepe_diffusion.samplers.resampling import Systematic
 from crepe_diffusion.samplers.result import Particles
@@ -71,6 +71,8 @@ class Pilot:
     - `log_first`: log of the mean of `exp r` at the noise end, which is part of log Z of SMC but not of a pilot;
     - `discretisation`: how much too large log Z is because the steps are not small and the variance was measured from
       few samples, to first order, for paths down, paths up and both (`discretisation.py`);
+    - `steps` (n,): by how much double steps would add to the weight of each particle at the data end, which gives the
+      same for any mean;
     - `process`: the process with the measured information, `given`: as it was before, None for the models' own;
     - `counts`: the cost of the pass, fit included; `walk_rows` and `state_rows`: network rows of one particle's walk
       through all steps, and of one state; `in_turn`: whether positions change in turn, so that more steps cost nothing.
@@ -91,6 +93,7 @@ class Pilot:
     up_eve: Tensor = field(repr=False)
     features: Tensor = field(repr=False)
     log_first: Tensor = field(repr=False)
+    steps: Tensor = field(repr=False)
     discretisation: dict[str, Estimate]
     counts: Counts
     walk_rows: float
@@ -154,7 +157,7 @@ class Pilot:
         """The part that a chain keeps."""
         log_z = {method: self.log_z(method) for method in METHODS}
         return StartingPass(
-            self.end, self.log_weights[0], self.eve[0], log_z, self.discretisation, self.n_steps, self.rows
+            self.end, self.log_weights[0], self.eve[0], self.steps, log_z, self.discretisation, self.n_steps, self.rows
         )
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
@@ -172,7 +175,7 @@ class Pilot:
             eve=self.eve[0],
             level_ess=self.ess[:, None],
             n_resamplings=(self.log_weights[1:-1].std(1) < 1e-12).sum()[None],
-            discretisation=self.discretisation["down"],
+            started_from=self.summary,
         )
 
     # -- what it is for ----------------------------------------------------------------------------------
@@ -288,7 +291,7 @@ class Pilot:
         )
 
 
-TENSORS = ("x", "end", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features", "log_first")
+TENSORS = ("x", "end", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features", "log_first", "steps")
 
 
 def pilot(
@@ -307,6 +310,9 @@ def pilot(
 ) -> Pilot:
     """Walk n particles down all steps and up again: `n (2 T + 1)` evaluations, plus those of the Fisher fit.
 
+    Gaussian states cost `n T / 2` more, to see what double steps would change; not with known densities, nor where the
+    proposal noises as trained.
+
     `steps` is a ladder, all of whose times are used whatever its levels, or its times. `fit_samples` are used where
     the process needs its information measured; by default as many as give one number for all coordinates to 3 %, or one
     per coordinate to 12 %, and 256 at most.
@@ -315,7 +321,7 @@ def pilot(
     >>> from crepe_diffusion.schedules import ladder
     >>> p = GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
     >>> found = pilot(p ** 2.0, ladder.karras(17, 0.01, 20.0), n=32, fit_samples=64)
-    >>> found.rows == 2 + 64 * 17 + 32 * (2 * 16 + 1)
+    >>> found.rows == 2 + 64 * 17 + 32 * (2 * 16 + 8 + 1)
     True
     >>> found.plan().ladder.n_levels < 17
     True
@@ -349,7 +355,7 @@ def pilot(
         found = _Pass(evaluate, n, stream, advance)
         down = found.walk_down()
         up = found.walk_up()
-        walked = evaluate.counts.rows - rows - n * evaluate.network_rows
+        walked = evaluate.counts.rows - rows - n * evaluate.network_rows - found.coupled.rows
     return Pilot(
         target=target,
         ladder=steps,
@@ -366,6 +372,7 @@ def pilot(
         up_eve=torch.stack(up.eve),
         features=torch.stack([torch.stack(down.features), torch.stack(up.features)]).cpu(),
         log_first=found.log_first,
+        steps=found.steps,
         discretisation=found.doubling.estimates(_dof(down.log_weights[0].exp(), down.eve[0])),
         counts=evaluate.counts.copy(),
         walk_rows=walked / (2 * n),
@@ -407,11 +414,12 @@ class _Particles:
     seen: Evaluation
     log_w: Tensor
     eve: Tensor
+    steps: Tensor
     before: _Particles | None = None
 
     def rows(self, index: Tensor, log_w: Tensor) -> _Particles:
         there = index.to(self.x.device)
-        return _Particles(self.x[there], self.seen.rows(there), log_w, self.eve[index])
+        return _Particles(self.x[there], self.seen.rows(there), log_w, self.eve[index], self.steps[index])
 
 
 class _Pass:
@@ -424,7 +432,8 @@ class _Pass:
         self.end: _Particles | None = None
         self.log_first = torch.zeros((), dtype=torch.float64)
         self.in_turn = isinstance(evaluate.process, InTurn) and self._turns(evaluate.process)
-        self.doubling = Doubling(evaluate, n)
+        self.doubling, self.coupled = Doubling(evaluate, n), Coupled(evaluate)
+        self.steps = torch.zeros(n, dtype=torch.float64)
 
     def _turns(self, process: InTurn) -> bool:
         x, s, t = self.evaluate.empty(1).cpu(), self.times[:1], self.times[-1:]
@@ -436,7 +445,7 @@ class _Pass:
         seen = evaluate(x, self.times[-1:].expand(n))
         reward = home(seen.reward)[0]
         self.log_first = reward.to(torch.float64).logsumexp(0) - math.log(n)
-        here = _Particles(x, seen, _normalised(reward, self.top), torch.arange(n))
+        here = _Particles(x, seen, _normalised(reward, self.top), torch.arange(n), self.steps)
         self._keep(found, here, self.top)
         for k in range(self.top - 1, -1, -1):
             here, work = self._step(here, k + 1, -1)
@@ -444,7 +453,7 @@ class _Pass:
             if k > 0 and here.before is None:
                 here = self._resampled(here, self.stream.at("down", k))
             self._keep(found, here, k)
-        self.end = here
+        self.end, self.steps = here, here.steps
         for values in (found.x, found.log_weights, found.eve, found.works, found.features):
             values.reverse()
         return found
@@ -471,10 +480,13 @@ class _Pass:
         work = log_work(path, self.evaluate.coefficients)
         work = home(work)[0]
         log_w = _normalised(here.log_w - direction * work, k + direction)
-        there = _Particles(path.x, path.seen, log_w, here.eve)
+        there = _Particles(path.x, path.seen, log_w, here.eve, here.steps)
         if here.before is not None:
-            before, points = here.before, [(p.x, p.seen) for p in (here.before, here, there)]
-            self.doubling.add((points[0], points[1], points[2]), before.log_w, before.eve, k - direction, direction)
+            before, points = here.before, tuple((p.x, p.seen) for p in (here.before, here, there))
+            assert len(points) == 3
+            self.doubling.add(points, before.log_w, before.eve, k - direction, direction)
+            if direction < 0 and self.coupled.applies(self.evaluate):
+                there.steps = here.steps + self.coupled.gain(points, k - direction)
         elif not self.doubling.exact:
             there.before = here
         self.advance()

@@ -149,8 +149,13 @@ class Chains(Result):
         return self._uniform()
 
     def mean(self, function: Function) -> Estimate:
-        """The error is the larger of those by autocorrelation and by tours."""
-        return mean_of(self.scalar(function).to(torch.float64), self.tours)
+        """The error is the largest of those by autocorrelation, by tours and by chains.
+
+        Where the chains started from a pilot, it contains what that measured of the size of the steps, on paths down.
+        """
+        start = self.started_from
+        found = mean_of(self.scalar(function).to(torch.float64), self.tours)
+        return with_steps(found, None if start is None else start.shift(function))
 
     def ess(self, function: Function) -> float:
         return ess(self.scalar(function), self.tours)
@@ -184,7 +189,7 @@ class Particles(Result):
     - `log_weights` (batches, particles), normalised in each batch; `batch_log_z` (batches,): its estimate of log Z;
     - `eve` (n,): the particle at the noise end from which each draw descends, a number of its own for each batch;
     - `level_ess` (levels, batches): the effective number of particles at each level, before resampling there;
-    - `discretisation`: how much too large log Z is due to the size of the steps, where a pilot measured it;
+    - `started_from`: the pilot of the sampler, if it has the same steps: it has measured what their size does;
     - `pool` weighs the batches: by their estimates of Z, `"z"`, which is consistent for batches of any size, or
       `"equal"`, which keeps the bias that one batch has.
 
@@ -203,7 +208,7 @@ class Particles(Result):
     level_ess: Tensor
     n_resamplings: Tensor
     pool: str = "z"
-    discretisation: Estimate | None = None
+    started_from: StartingPass | None = None
 
     def __post_init__(self) -> None:
         check_choice("pool", self.pool, ("equal", "z"))
@@ -294,8 +299,17 @@ class Particles(Result):
             "n_resamplings": self.n_resamplings,
         }
 
+    @property
+    def discretisation(self) -> Estimate | None:
+        """How much too large log Z is due to the size of the steps, where a pilot measured it."""
+        return None if self.started_from is None else self.started_from.discretisation["down"]
+
     def mean(self, function: Function) -> Estimate:
-        """The error is that of clusters: batches, or the Eves of a few large ones."""
+        """The error is that of clusters: batches, or the Eves of a few large ones; and of the steps, where known."""
+        start = self.started_from
+        return with_steps(self._mean(function), None if start is None else start.shift(function))
+
+    def _mean(self, function: Function) -> Estimate:
         values = self.values(function).to(torch.float64)
         value = float(self.weights @ values)
         sums, shares = self._by_cluster(values - value), self._by_cluster(torch.ones_like(values))
@@ -311,7 +325,7 @@ class Particles(Result):
         return total.index_add(0, clusters, self.weights * values)
 
     def ess(self, function: Function) -> float:
-        variance, error = self._variance(self.values(function).to(torch.float64)), self.mean(function).error
+        variance, error = self._variance(self.values(function).to(torch.float64)), self._mean(function).error
         return variance / error**2 if error else 0.0
 
     def _variance(self, values: Tensor) -> float:
@@ -345,7 +359,9 @@ class Particles(Result):
         shares = self._by_cluster(torch.ones(len(self.x), dtype=torch.float64)).tolist()
         kind = "batches" if self._by_batches else "ancestors"
         sizes = {name: self.ess(f) for name, f in chosen.items()}
-        return judge_particles(shares, kind, self._log_z, sizes, self.discretisation)
+        b, n = self.log_weights.shape
+        narrowest = float(self.level_ess.amin(0).mean()) / n
+        return judge_particles(shares, kind, self._log_z, sizes, self.discretisation, (narrowest, b * n))
 
     def resampled(self, stream: Stream) -> Tensor:
         """Equally weighted draws (n, *event): from all batches by weight, or within each if they count equally."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from crepe_diffusion.batches import IMPOSSIBLE, rows_like
 from crepe_diffusion.devices import home
-from crepe_diffusion.diagnostics.estimates import Estimate
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import ParticleStarter, Start
@@ -33,7 +33,7 @@ from crepe_diffusion.samplers.base import Column, Info
 from crepe_diffusion.samplers.pilot import Pilot
 from crepe_diffusion.samplers.resampling import Resampling, Systematic
 from crepe_diffusion.samplers.result import Particles
-from crepe_diffusion.samplers.setup import finish, packed, positive, prepare, prepare_again
+from crepe_diffusion.samplers.setup import finish, packed, part, positive, prepare, prepare_again
 from crepe_diffusion.samplers.weights import PathWork, Weight
 from crepe_diffusion.schedules import Ladder
 from crepe_diffusion.targets import Target
@@ -195,8 +195,8 @@ class SMC:
       applied to the batches whose effective number of particles is below the share `ess_threshold`;
     - `pool`: batches count by their estimates of Z (`"z"`), or equally (`"equal"`), which is biased for small ones;
     - `starter`: where particles start instead of the noise end, such as `stitching.Restitch`; with `PathWork()` only;
-    - `pilot`: a pass made by `cd.pilot`. Steps, process and proposal are the pilot's unless given, the error of log Z
-      contains what it measured of their size, and its cost is part of the counts;
+    - `pilot`: a pass made by `cd.pilot`. Steps, process and proposal are the pilot's unless given, errors contain
+      what it measured of the size of its steps, and its cost is part of the counts;
     - `start`: the `snapshot()` of a sampler to go on from, bit for bit;
     - the others are those of `ReplicaExchange`.
 
@@ -240,7 +240,7 @@ class SMC:
         pilot: Pilot | None = None,
         start: dict[str, Tensor] | None = None,
     ):
-        ready, counts, self.discretisation = process, None, None
+        ready, counts, self.started_from = process, None, None
         if pilot is not None:
             pilot.check(target)
             proposal, counts = proposal or pilot.proposal, pilot.counts.copy()
@@ -293,13 +293,13 @@ class SMC:
                 raise InputError(f"the snapshot holds draws {tuple(start['x'].shape)}, not {tuple(self.x.shape)}")
             self.iteration, self.x, self.log_z = int(start["iteration"]), start["x"].clone(), start["log_z"].clone()
             self.replica, self.born = start["replica"].clone(), start["born"].clone()
-            if "discretisation" in start:
-                self.discretisation = Estimate(*start["discretisation"].tolist())
+            if summary := part(start, "pilot"):
+                self.started_from = StartingPass.from_state_dict(summary)
         # A pilot knows what its own steps do to path works.
         elif pilot is not None and type(self.weight) is PathWork and self.ladder.times.equal(pilot.ladder.times):
-            self.discretisation = pilot.discretisation["down"]
+            self.started_from = pilot.summary
 
-    discretisation: Estimate | None
+    started_from: StartingPass | None
     diagnostics = None
 
     @property
@@ -390,7 +390,7 @@ class SMC:
             level_ess=down.level_ess,
             n_resamplings=down.n_resamplings,
             pool=self.pool,
-            discretisation=self.discretisation,
+            started_from=self.started_from,
         )
 
     def _check(self, evaluate: Evaluator) -> None:
@@ -458,7 +458,7 @@ class SMC:
             check=self._check,
         )
         self.log_z = torch.full_like(self.log_z, -math.inf)
-        self.discretisation = None
+        self.started_from = None
 
     @property
     def ladder(self) -> Ladder:
@@ -468,9 +468,10 @@ class SMC:
         """All that the next iterations depend on besides target, settings and seed."""
         state = {"x": self.x, "iteration": torch.tensor(self.iteration), "log_z": self.log_z}
         state |= {"replica": self.replica, "born": self.born}
-        if (d := self.discretisation) is not None:
-            state["discretisation"] = torch.tensor((d.value, d.error, d.dof), dtype=torch.float64)
-        return packed(self.evaluate, {"": state})
+        return packed(self.evaluate, {"": state, **self._pilot_state()})
+
+    def _pilot_state(self) -> dict[str, dict[str, Tensor]]:
+        return {} if self.started_from is None else {"pilot": self.started_from.state_dict()}
 
 
 def _ess(log_w: Tensor) -> Tensor:
