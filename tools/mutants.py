@@ -42,10 +42,18 @@ RESULTS = ROOT / "results" / "mutants.json"
 
 # Which tests are shown a mutant first: a folder or file of the package, and names of files in tests/.
 TESTS = {
-    "paths.py": ("exact", "gaussian", "nonfinite", "planted_bugs"),
+    "paths.py": ("exact", "gaussian", "nonfinite", "planted_bugs", "discrete_models", "asking"),
     "kernels": ("exact", "counts", "nonfinite", "gaussian", "inputs", "diagnostics", "planted_bugs"),
     "processes/discrete.py": ("discrete_models", "exact", "inputs"),
     "processes": ("gaussian", "models", "exact", "inputs", "smc", "discrete_models"),
+    "samplers/choose.py": ("choose",),
+    "samplers/discretisation.py": ("pilot",),
+    "samplers/particle_gibbs.py": ("particle_gibbs", "starter", "counts", "inputs"),
+    "samplers/pilot.py": ("pilot", "choose"),
+    "samplers/plan.py": ("pilot", "choose"),
+    "samplers/resampling.py": ("smc_joints", "smc", "inputs"),
+    "samplers/result.py": ("smc", "samplers", "tours", "verdict", "inputs", "particle_gibbs"),
+    "samplers/weights.py": ("smc_joints", "smc", "planted_bugs", "inputs"),
     "samplers": ("smc", "counts", "inputs", "diagnostics", "adapt", "nonfinite", "random", "gaussian"),
 }
 

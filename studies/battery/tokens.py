@@ -1,6 +1,6 @@
 """Steep tables of tokens from a normal start: how far the draws are from the law, and how far they may be.
 
-    python -m studies.battery.tokens      seed 0, a minute of one core
+    python -m studies.battery.tokens      seed 0, some minutes of one core
 
     TV = 1/2 sum over states |share of the draws - probability|
 
@@ -19,13 +19,14 @@ from torch import Tensor
 
 from crepe_diffusion import Result
 from crepe_diffusion.models import TokenTable
-from studies.battery.methods import Method, replica_exchange, smc
+from studies.battery.methods import Method, particle_gibbs, replica_exchange, smc
 from studies.battery.problems import Problem, tokens
 from studies.shared.pages import markdown
 
 KINDS = ("masked", "uniform")
-# As many chains as a batch has particles: states are so small that fewer would leave the processor idle.
-RUNS: dict[str, Method] = {"replica exchange, 64 chains": partial(replica_exchange, n_chains=64), "SMC": smc}
+# A sweep of one chain costs 10 rows for masked tokens and 520 for uniform ones: 64 chains of the latter would have made
+# three sweeps with 100,000 rows.
+RUNS: dict[str, Method] = {"SMC": smc, "particle Gibbs": particle_gibbs, "replica exchange": replica_exchange}
 
 
 def distances(problem: Problem, out: Result, rows: int) -> tuple[float, float, float]:
@@ -54,7 +55,7 @@ def distances(problem: Problem, out: Result, rows: int) -> tuple[float, float, f
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--budgets", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -65,9 +66,11 @@ def main(arguments: list[str] | None = None) -> None:
             for budget in options.budgets:
                 (group,) = run(problem, budget, options.seed, 1)
                 numbers = [f"{d:.3f}" for d in distances(problem, group.out, group.rows)]
-                rows.append((kind, method, f"{budget:,}", *numbers, group.out.verdict(problem.scalars).level))
+                levels = int(group.more.get("levels", problem.steps + 1))
+                level = group.out.verdict(problem.scalars).level
+                rows.append((kind, method, levels, f"{group.rows:,}", *numbers, level))
                 print(*rows[-1], flush=True)
-    print(markdown(["process", "method", "rows", "TV", "by chance", "independent", "verdict"], rows))
+    print(markdown(["process", "method", "levels", "rows", "TV", "by chance", "independent", "verdict"], rows))
 
 
 if __name__ == "__main__":
