@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import crepe_diffusion as cd
+from crepe_diffusion.processes import Process
 from studies.battery.problems import Problem
 from studies.battery.records import Group
 
@@ -26,14 +27,23 @@ FIRST = 4
 """Iterations from which the rows of one are measured; they are part of the burn-in."""
 
 
-def pilot(problem: Problem, budget: int, seed: int) -> cd.Pilot:
+def pilot(problem: Problem, budget: int, seed: int, process: Process | None = None) -> cd.Pilot:
     """A pass that costs about a quarter of the budget, less of large ones."""
     # Walks down and up with double steps, and the fit of the variance: four times as many samples on a quarter of the
     # steps. From 256 particles on it takes a twentieth of the budget: what it knows of the steps is part of all errors.
     most = max(256, budget // (20 * 4 * problem.walk_rows))
     n = min(most, max(16, budget // (4 * 4 * problem.walk_rows)))
     steps = problem.ladder(problem.steps + 1)
-    return cd.pilot(problem.target, steps, n=n, seed=seed, proposal=problem.proposal, fit_samples=4 * n, progress=False)
+    return cd.pilot(
+        problem.target,
+        steps,
+        n=n,
+        seed=seed,
+        process=process,
+        proposal=problem.proposal,
+        fit_samples=4 * n,
+        progress=False,
+    )
 
 
 def _slices(total: int, n_groups: int) -> list[range]:
@@ -58,9 +68,9 @@ def replica_exchange(problem: Problem, budget: int, seed: int, n_groups: int, n_
     return [Group(out.of_chains(chains), rows, found.rows, levels) for chains in _slices(chain.n_chains, n_groups)]
 
 
-def smc(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
+def smc(problem: Problem, budget: int, seed: int, n_groups: int, process: Process | None = None) -> list[Group]:
     """As many batches of 64 particles as the budget allows, pooled by their estimates of Z; fitted by a pilot."""
-    found = pilot(problem, budget, seed)
+    found = pilot(problem, budget, seed, process)
     each = N_PARTICLES * problem.walk_rows
     n = max(2, (budget - found.rows) // each)
     sampler = cd.SMC(problem.target, pilot=found, n_particles=N_PARTICLES, n_batches=n * n_groups, seed=seed)
