@@ -36,6 +36,9 @@ class Script(cd.Stream):
     def categorical(self, log_p: Tensor) -> Tensor:
         return self._draw(torch.softmax(log_p.to(torch.float64), dim=-1))
 
+    def integers(self, shape: tuple[int, ...], n: int, **_: object) -> Tensor:
+        return self.categorical(torch.zeros(*shape, n))
+
     def bernoulli(self, log_p: Tensor) -> Tensor:
         p = log_p.clamp(max=0).exp()
         return self._draw(torch.stack([1 - p, p], dim=-1)).bool()

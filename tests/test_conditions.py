@@ -8,7 +8,7 @@ import torch
 import crepe_diffusion as cd
 from checks import f64, refuted
 from crepe_diffusion.models.networks import Networks
-from crepe_diffusion.processes import Gaussian, Masked, discrete
+from crepe_diffusion.processes import Gaussian, Masked, Uniform, discrete
 
 LADDER = cd.ladder.karras(4, 0.1, 8.0, substeps=2)
 
@@ -109,6 +109,50 @@ def test_each_chain_of_tokens_has_its_own_prompt(kind, kept, monkeypatch):
     assert torch.equal(together, torch.cat([alone[0][:2], alone[1][2:]]))
     assert not torch.equal(together, torch.cat([alone[1][:2], alone[0][2:]]))
     assert (together[:, [0, 3]] == PROMPTS[[0, 0, 1, 1]][:, [0, 3]]).all()
+
+
+class Tokens:
+    """Dependent tokens whose law has a condition: a table for each of two numbers."""
+
+    def __init__(self, kind):
+        tables = [cd.Stream(i).uniform((1, 3, 3, 3, 3))[0] ** 3 for i in (3, 4)]
+        self.kind, self.laws = kind, [cd.models.TokenTable(p, kind) for p in tables]
+
+    def __call__(self, x, t, condition):
+        both = torch.stack([law.predict(x, t) for law in self.laws])
+        return both.gather(0, condition[None, :, None, None].expand(1, *both.shape[1:]))[0]
+
+    def model(self, condition):
+        return cd.models.TokenModel(self, (4,), 3, self.kind, condition=condition, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("at_once", [1, None])
+@pytest.mark.parametrize("kind", ["masked", "uniform"])
+def test_each_chain_of_tokens_has_its_own_condition(kind, at_once, kept, monkeypatch):
+    """Walks of tokens evaluate some of the rows only, and these keep their conditions."""
+    if not kept:
+        monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    network, ladder = Tokens(kind), cd.ladder.linear(3, 0.05, 0.95)
+    process = {"masked": Masked, "uniform": Uniform}[kind](3, at_once=at_once)
+    first, second, nothing = (torch.tensor(i) for i in (0, 1, 0))
+
+    def draws(condition):
+        target = cd.guided(network.model(condition), network.model(nothing), 1.5).tilt(lambda z: z[:, 0, 0])
+        given = {"n_chains": 4, "process": process, "micro_batch": 5}
+        chain = walked(cd.ReplicaExchange(target, ladder, explorer=cd.SingleToken(), **given), 3)
+        gibbs = walked(cd.ParticleGibbs(target, ladder, n_particles=3, **given), 2)
+        smc = cd.SMC(target, ladder, n_batches=4, n_particles=3, process=process).sample().x.unflatten(0, (4, 3))
+        return chain, gibbs, smc, cd.Plain(target, ladder, **given).sample(1).x
+
+    together, alone = draws(cd.models.Each((first, second))), [draws(c) for c in (first, second)]
+
+    def check(alone):
+        for mixed, a, b in zip(together, *alone, strict=True):
+            assert torch.equal(mixed, torch.cat([a[:2], b[2:]]))
+
+    check(alone)
+    refuted(check, alone[::-1])
 
 
 def test_a_language_model_takes_several_prompts():

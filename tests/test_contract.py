@@ -21,8 +21,7 @@ from mala import Mala, RandomBounce
 
 import crepe_diffusion as cd
 from checks import refuted
-from crepe_diffusion.processes import Counted, Euler, EulerMaruyama, Gaussian, Masked, Process, Uniform
-from crepe_diffusion.processes.discrete import InTurn, TokenMoves
+from crepe_diffusion.processes import Counted, Euler, EulerMaruyama, Gaussian, Masked, Process, TokenMoves, Uniform
 from crepe_diffusion.targets import Target
 
 MIXTURE = cd.models.GaussianMixture(
@@ -140,7 +139,7 @@ def test_control_off(case):
         return 1.001 * models, proposal
 
     def log_conditionals(self, *arguments):
-        each = InTurn.log_conditionals(self, *arguments)
+        each = Masked.log_conditionals(self, *arguments)
         each[:-1] *= 1.001
         return each
 

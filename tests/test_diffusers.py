@@ -344,6 +344,9 @@ def test_bad_input_gets_one_sentence():
     assert "LCMScheduler belongs to a distilled network" in bad(lambda: make(sd.unet, scheduler=d.LCMScheduler()))
     assert "neither alphas_cumprod" in bad(lambda: make(ddpm.unet, scheduler=d.ScoreSdeVeScheduler()))
     assert "'v_prediction'" in bad(lambda: make(ddpm.unet, scheduler=d.EDMEulerScheduler(prediction_type="sample")))
+    silent = SimpleNamespace(config={}, alphas_cumprod=ddpm.scheduler.alphas_cumprod)
+    assert "does not state its prediction_type" in bad(lambda: make(ddpm.unet, scheduler=silent))
+    assert "event_shape must be a tuple of positive integers" in bad(lambda: make(ddpm, event_shape=32))
     assert "from_velocity(noise_at=0)" in bad(
         lambda: make(ddpm.unet, scheduler=d.FlowMatchEulerDiscreteScheduler(invert_sigmas=True))
     )

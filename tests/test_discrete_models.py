@@ -491,7 +491,8 @@ def test_densities_of_the_uniform_process_change_with_time_as_its_predictions_sa
 
     def check(t_used, t=0.37):
         n = len(x)
-        slope = model.process().time_slope(x, model.predict(x, times(t, n)), times(t_used, n))
+        process = model.process()
+        slope = process.time_slope(x, model.predict(x, times(t, n)), times(t_used, n), process.free(x))
         difference = (model.log_prob(x, t + h) - model.log_prob(x, t - h)) / (2 * h)
         torch.testing.assert_close(slope, difference, atol=1e-5, rtol=0)
 

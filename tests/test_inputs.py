@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -50,6 +52,23 @@ def other_snapshot():
 
 def tilted(function, **options):
     return model().tilt(function, **options)
+
+
+def pictures(decode):
+    return cd.models.from_velocity(lambda x, t: x, (3, 4, 4), noise_at=0, decode=decode)
+
+
+class Language:
+    """A masked language model that knows nothing, of six ids and at most eight positions."""
+
+    config = SimpleNamespace(vocab_size=6, max_position_embeddings=8)
+
+    def __call__(self, ids):
+        return torch.zeros(*ids.shape, 6)
+
+
+def language(**options):
+    return cd.models.from_masked_lm(Language(), **{"mask_id": 2, **options})
 
 
 CASES = {
@@ -258,6 +277,88 @@ CASES = {
         lambda: cd.models.GaussianMixture([1.0, 2.0], [[0.0]], [1.0, 1.0]),
         r"2 components, got shape \(1, 1\)",
     ),
+    # what strangers bring
+    "a sigma range of one number": (
+        lambda: cd.models.Denoiser(Network(), (2,), sigma_range=80.0),
+        "sigma_range must be two noise levels, 0 < low < high, got 80.0",
+    ),
+    "a sigma range the wrong way round": (
+        lambda: cd.models.Denoiser(Network(), (2,), sigma_range=(80.0, 0.002)),
+        r"0 < low < high, got \(80.0, 0.002\)",
+    ),
+    "an infinite sigma range": (
+        lambda: cd.models.Denoiser(Network(), (2,), sigma_range=(0.1, math.inf)),
+        r"0 < low < high, got \(0.1, inf\)",
+    ),
+    "a function of the state alone": (
+        lambda: cd.models.Denoiser(lambda y: y, (2,)),
+        r"called with \(x, t\), but its function takes \(y\)",
+    ),
+    "a condition that the function does not take": (
+        lambda: cd.models.Denoiser(lambda y, t: y, (2,), condition=torch.ones(1)),
+        r"called with \(x, t, condition\), but its function takes \(y, t\)",
+    ),
+    "a velocity of the state alone": (
+        lambda: cd.models.from_velocity(lambda x: x, (2,), noise_at=0),
+        r"called with \(x, t\), but its function takes \(x\)",
+    ),
+    "a model that returns nothing": (lambda: chain(model(lambda d: None)), "type 'NoneType' instead of a tensor"),
+    "a model that returns a pair": (lambda: chain(model(lambda d: (d, d))), r"'tuple' .*: return its entry \[0\]"),
+    "a decoder that returns nothing": (
+        lambda: chain(tilted(linear, decode=lambda z: None)),
+        "decode of reward 'reward' must return a tensor .* got an object of type 'NoneType'",
+    ),
+    "a decoder that loses rows": (
+        lambda: chain(tilted(linear, decode=lambda z: z.sum(0, keepdim=True))),
+        r"with a row for each of \d+, got shape \(1, 2\)",
+    ),
+    "pictures that are none": (
+        lambda: pictures(lambda x: x[:, 0]).images(torch.ones(2, 3, 4, 4)),
+        r"images \(2, 1 or 3, height, width\) from 0 to 1, got \(2, 4, 4\)",
+    ),
+    "pictures of one draw without its axis": (
+        lambda: pictures(lambda x: x).images(torch.ones(3, 4, 4)),
+        r"draws \(n, 3, 4, 4\), got \(3, 4, 4\)",
+    ),
+    "logits in place of log-probabilities": (
+        lambda: chain(cd.models.TokenModel(lambda x, t: torch.ones(*x.shape, 3), (2,), 3), UNIT),
+        "exponentials sum to 8.15 over the tokens",
+    ),
+    "a vocabulary with the mask in it": (
+        lambda: chain(cd.models.TokenModel(lambda x, t: torch.zeros(*x.shape, 4), (2,), 3), UNIT),
+        "model 0 returned 4 log-probabilities per position, but vocab_size is 3",
+    ),
+    "a negative mask": (lambda: Masked(3, mask_id=-1), "mask_id must be an integer from 0 to vocab_size = 3, got -1"),
+    "a mask outside of the vocabulary": (lambda: Masked(3, mask_id=4), "from 0 to vocab_size = 3, got 4"),
+    "a prompt of real numbers": (
+        lambda: cd.models.TokenTable(torch.ones(2, 2), prompt=torch.tensor([0.0, -1.0])),
+        "a prompt is a tensor of integers.* got a tensor of torch.float32",
+    ),
+    "a prompt that is a list": (
+        lambda: cd.models.TokenTable(torch.ones(2, 2), prompt=[0, -1]),
+        r"a prompt is a tensor of integers.* got \[0, -1\]",
+    ),
+    "a prompt with labels to ignore": (lambda: Masked(3, torch.tensor([0, -100])), "prompt holds -100: free .* are -1"),
+    "a prompt in words": (
+        lambda: language(prompt="the cat"),
+        r"tokenizer\(text\)\['input_ids'\] gives, got 'the cat'",
+    ),
+    "a prompt longer than the network": (
+        lambda: language(length=9),
+        "the network takes at most 8 tokens, got a prompt or length of 9",
+    ),
+    "a mask that the tokenizer does not have": (
+        lambda: language(length=4, mask_id=None),
+        r"mask_id must be one of the network's ids 0 \.\. 5, got None",
+    ),
+    "one forbidden id": (lambda: language(length=4, forbidden=3), "forbidden is a list of ids.* got 3"),
+    "a forbidden id that is none": (
+        lambda: language(length=4, forbidden=[None]),
+        "forbidden must be one of .* got None",
+    ),
+    "padding by the mask": (lambda: language(length=4, pad_id=2), "pad_id must not be the mask, 2"),
+    "each of a text": (lambda: cd.models.Each("a cat"), "Each takes a list of conditions.* got 'a cat'"),
+    "each of nothing": (lambda: cd.models.Each([]), r"Each takes a list of conditions.* got \[\]"),
     "neither scales nor covariances": (lambda: cd.models.GaussianMixture([1.0], [[0.0]]), "stds or covariances"),
 }
 
@@ -304,6 +405,33 @@ def test_a_reward_that_is_no_number_stops_the_run_at_once_and_names_the_level(sa
     ):
         sampler(target, L)
     assert spent["rows"] <= PROBE
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cd.models.from_diffusers(object()), r"from_diffusers needs diffusers: pip install '.*\[diffusers\]'"),
+        (lambda: cd.rewards.ClipScore("a cat"), r"ClipScore by name needs transformers: .*\[rewards\]'"),
+        (lambda: cd.rewards.Classifier(3), r"Classifier by name needs transformers: .*\[rewards\]'"),
+    ],
+)
+def test_a_dependency_that_is_not_installed_is_named(call, message, monkeypatch):
+    for package in ("diffusers", "transformers"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(cd.InputError, match=message):
+        call()
+
+
+def test_an_error_of_the_users_code_says_where_it_came_from():
+    """Its type and traceback are the user's; a note adds the part and the shapes that it was called with."""
+    layer = torch.nn.Linear(5, 2, dtype=torch.float64)
+    broken = cd.models.Denoiser(lambda y, t: layer(y), (2,), dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as raised:
+        chain(broken)
+    assert any("raised by model 0, which was called with float64 (" in note for note in raised.value.__notes__)
+    with pytest.raises(KeyError) as raised:
+        chain(tilted(lambda x: {}["score"]))
+    assert any("raised by reward 'reward'" in note for note in raised.value.__notes__)
 
 
 def test_a_refused_refinement_leaves_the_chain_as_it_was():

@@ -17,8 +17,7 @@ import crepe_diffusion as cd
 from crepe_diffusion import paths
 from crepe_diffusion.kernels import State, explore
 from crepe_diffusion.kernels import swap as swap_function
-from crepe_diffusion.processes import gaussian
-from crepe_diffusion.processes.discrete import Discrete, Masked, Uniform
+from crepe_diffusion.processes import Discrete, Masked, Uniform, gaussian
 from crepe_diffusion.processes.gaussian import Gaussian, GaussianProcess
 from crepe_diffusion.processes.information import Spectrum
 from crepe_diffusion.samplers import replica_exchange, weights

@@ -25,8 +25,6 @@ from crepe_diffusion.run.folder import problems, read_run
 from crepe_diffusion.sharing import by_blocks, joined
 from run_worker import TEAM_CONFIG, assert_same_run, team
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture(autouse=True)
 def _unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +55,7 @@ def test_blocks_have_the_same_shapes_whoever_evaluates_them(n: int) -> None:
 
         for team.rank in range(size):
             with joined(team):
-                found = by_blocks(square, n, 4, CPU)
+                found = by_blocks(square, n, 4)
         assert torch.equal(found[0], x**2)
         assert torch.equal(found[1], x > 2)
         assert set(shapes) == {min(n, 4)}

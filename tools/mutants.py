@@ -40,11 +40,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/crepe_diffusion"
 RESULTS = ROOT / "results" / "mutants.json"
 
+TOKENS = ("asked", "discrete", "euler", "masked", "uniform")
 # Which tests are shown a mutant first: a folder or file of the package, and names of files in tests/.
 TESTS = {
     "paths.py": ("exact", "gaussian", "nonfinite", "planted_bugs", "discrete_models", "asking"),
     "kernels": ("exact", "counts", "nonfinite", "gaussian", "inputs", "diagnostics", "planted_bugs"),
-    "processes/discrete.py": ("discrete_models", "exact", "inputs"),
+    **{f"processes/{name}.py": ("discrete_models", "exact", "inputs", "asking") for name in TOKENS},
     "processes": ("gaussian", "models", "exact", "inputs", "smc", "discrete_models"),
     "samplers/choose.py": ("choose",),
     "samplers/discretisation.py": ("pilot",),

@@ -4,6 +4,7 @@ A network with the shape of SEDD (its small variant by default: 12 blocks of wid
 micro-batches of one row. Every line is measured in a process of its own: the largest resident memory during one
 iteration of a chain, less that before it, in units of one float32 prediction of the micro-batch. To save time, the
 chain starts where a model that knows nothing has left it, and `at_once` is so large that a walk has about one turn.
+`--process` chooses how tokens change: `turns` (the default), `at-once`, `uniform`, `uniform-at-once` or `euler`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import crepe_diffusion as cd
-from crepe_diffusion.processes import Masked
+from crepe_diffusion.processes import Euler, Masked, Process, Uniform
 
 VOCAB = 50258
 LENGTHS = (64, 256, 1024)
@@ -73,22 +76,47 @@ def forget() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def measure(length: int, levels: int, width: int, depth: int, guided: bool) -> str:
+PROCESSES = ("turns", "at-once", "uniform", "uniform-at-once", "euler")
+
+
+def process_of(kind: str, prompt: Tensor, levels: int) -> Process:
+    if kind.startswith("uniform"):
+        return Uniform(VOCAB, prompt, at_once=len(prompt) if kind == "uniform" else None)
+    if kind == "turns":
+        return Masked(VOCAB, prompt, mask_id=VOCAB - 1, at_once=-(-3 * len(prompt) // (2 * (levels - 1))))
+    masked = Masked(VOCAB, prompt, mask_id=VOCAB - 1, at_once=None)
+    return masked if kind == "at-once" else Euler(base=masked)
+
+
+def target_of(scores: Callable[[Tensor, Tensor], Tensor], kind: str, prompt: Tensor, guided: bool) -> cd.Target:
+    if kind.startswith("uniform"):
+        if guided:
+            raise SystemExit("--guided hides a prompt by masks, and the uniform process has none")
+        return cd.models.TokenModel(Normalised(scores), prompt.shape, VOCAB, "uniform", prompt=prompt) ** 1.5
+    model = cd.models.from_sedd(scores, mask_id=VOCAB - 1, prompt=prompt, vocab_size=VOCAB)
+    return cd.guided(model, model.hiding(), 2.0) if guided else model**1.5
+
+
+@dataclass(frozen=True)
+class Normalised:
+    """Log-probabilities from scores."""
+
+    scores: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.scores(x, t).log_softmax(-1)
+
+
+def measure(length: int, levels: int, width: int, depth: int, guided: bool, kind: str) -> str:
     torch.manual_seed(0)
     network = Scores(VOCAB, width, depth, heads=12).eval().requires_grad_(False)
     prompt = torch.full((length,), -1)
     prompt[0] = 464
-    model = cd.models.from_sedd(network, mask_id=VOCAB - 1, prompt=prompt, vocab_size=VOCAB)
-    target = cd.guided(model, model.hiding(), 2.0) if guided else model**1.5
-    at_once = -(-3 * length // (2 * (levels - 1)))
-    process = Masked(VOCAB, prompt, mask_id=VOCAB - 1, at_once=at_once)
-    options = {"process": process, "micro_batch": 1 + guided}
+    options = {"process": process_of(kind, prompt, levels), "micro_batch": 1 + guided}
     nothing = torch.zeros(1, 1, VOCAB)
-    blind = cd.models.from_sedd(
-        lambda ids, noise: nothing.expand(*ids.shape, -1), mask_id=VOCAB - 1, prompt=prompt, vocab_size=VOCAB
-    )
-    first = cd.guided(blind, blind.hiding(), 2.0) if guided else blind**1.5
-    start = cd.ReplicaExchange(first, cd.ladder.linear(levels, 0.0, 0.999), **options)
+    first = target_of(lambda ids, noise: nothing.expand(*ids.shape, -1), kind, prompt, guided)
+    start = cd.ReplicaExchange(first, cd.ladder.linear(levels, 0.001, 0.999), **options)
+    target = target_of(network, kind, prompt, guided)
     chain = cd.ReplicaExchange(target, start.ladder, start=start.snapshot(), **options)
     with torch.no_grad():
         network(torch.zeros(1, 2, dtype=torch.long), torch.ones(1))
@@ -99,7 +127,7 @@ def measure(length: int, levels: int, width: int, depth: int, guided: bool) -> s
     peak, rows = resident()[1] - before, chain.evaluate.counts.rows - known
     weights = sum(p.numel() for p in network.parameters()) * 4 / 2**20
     return (
-        f"| {length:,} | {levels} | {'yes' if guided else 'no'} | {weights:,.0f} | {one:,.0f} | {peak:,.0f}"
+        f"| {kind} | {length:,} | {levels} | {'yes' if guided else 'no'} | {weights:,.0f} | {one:,.0f} | {peak:,.0f}"
         f" | {peak / one:.2f} | {rows} | {(time.perf_counter() - clock) / rows:.1f} |"
     )
 
@@ -111,14 +139,16 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--guided", action="store_true", help="a guided pair, in micro-batches of its two rows")
+    parser.add_argument("--process", choices=PROCESSES, default="turns")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    options = (given.levels, given.width, given.depth, given.guided)
+    options = (given.levels, given.width, given.depth, given.guided, given.process)
     if given.here:
         print(measure(given.lengths[0], *options))
         return
-    print("| length | levels | guided | weights, MiB | one prediction, MiB | peak, MiB | ratio | rows | s per row |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    header = ["process", "length", "levels", "guided", "weights, MiB", "one prediction, MiB", "peak, MiB", "ratio"]
+    print(" | ".join(["", *header, "rows", "s per row", ""]).strip())
+    print("|---" * (len(header) + 2) + "|", flush=True)
     for length in given.lengths:
         command = [sys.executable, __file__, *sys.argv[1:], "--lengths", str(length), "--here"]
         print(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip(), flush=True)

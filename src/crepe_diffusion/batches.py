@@ -41,6 +41,8 @@ def blocks(x: Tensor) -> list[slice]:
 def called(function: Callable[..., T], what: str, *inputs: Tensor) -> T:
     """`function(*inputs)` for a function of the user's; one that writes into its input is refused by name.
 
+    What it raises gets a note that names it, and the shapes that it was called with.
+
     It gets copies: what is passed here are the replicas themselves, and they stay as they were.
 
     >>> called(lambda x: x.zero_(), "reward 'zero'", torch.ones(2))
@@ -50,7 +52,12 @@ def called(function: Callable[..., T], what: str, *inputs: Tensor) -> T:
     """
     copies = [z.clone() for z in inputs]
     versions = [None if z.is_inference() else z._version for z in copies]
-    out = function(*copies)
+    try:
+        out = function(*copies)
+    except Exception as error:
+        shapes = ", ".join(f"{str(z.dtype).removeprefix('torch.')} {tuple(z.shape)}" for z in inputs)
+        error.add_note(f"This was raised by {what}, which was called with {shapes} on {inputs[0].device}.")
+        raise
     for z, copy, version in zip(inputs, copies, versions, strict=True):
         rewritten = version is not None and copy._version != version
         # What NumPy writes does not count as a version. It cannot reach other devices, where comparing would wait.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["InputError", "NonFiniteError", "StoppedError", "check_choice"]
+from importlib import import_module
+from typing import Any
+
+__all__ = ["InputError", "NonFiniteError", "StoppedError", "check_choice", "optional"]
 
 
 class InputError(ValueError):
@@ -21,3 +24,12 @@ def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise an error that lists the choices, unless the value is one of them."""
     if value not in choices:
         raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def optional(module: str, what: str, extra: str) -> Any:
+    """A module of an optional dependency; the error tells how to install it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.split(".")[0]
+        raise InputError(f"{what} needs {package}: pip install 'crepe-diffusion[{extra}]'") from None

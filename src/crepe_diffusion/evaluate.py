@@ -5,6 +5,7 @@ Evaluation = predictions D_j(x, t), reward r_t(x), and the drift of the proposal
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -16,16 +17,20 @@ from crepe_diffusion.devices import is_home, real, resident
 from crepe_diffusion.errors import InputError, NonFiniteError, check_choice
 from crepe_diffusion.models.conditions import Each
 from crepe_diffusion.models.networks import Networks, common_device
-from crepe_diffusion.processes import Evaluation, Process
-from crepe_diffusion.processes.discrete import Asked, InTurn
+from crepe_diffusion.processes import Discrete, Evaluation, Process
+from crepe_diffusion.processes.asked import Asked
+from crepe_diffusion.processes.discrete import at_positions
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
-from crepe_diffusion.rewards import Reward, RewardSum
+from crepe_diffusion.rewards import RewardSum
 from crepe_diffusion.schedules import Ladder
-from crepe_diffusion.sharing import Rows, by_blocks, team
+from crepe_diffusion.sharing import Rows, by_blocks
 from crepe_diffusion.targets import Target
 
 __all__ = ["Counts", "Evaluator"]
+
+NOT_NORMALISED = 0.2
+"""Probabilities may sum to 1 within this much: networks of half precision round each by a few thousandths."""
 
 
 class Evaluator:
@@ -65,11 +70,11 @@ class Evaluator:
         self.device = common_device(target.models)
         self.real = real(self.device)
         self.counts = counts or Counts()
+        self._totals: Tensor | None = None
+        """What the first predictions of tokens sum to: read together with what is waited for anyway, then empty."""
         process.check_times(ladder.times)
         process.check_event(torch.Size(target.models[0].event_shape))
         self.networks = Networks(target.models, process.is_discrete)
-        if process.is_discrete and self.networks.n_conditions > 1:
-            raise InputError("tokens have one condition for all chains: give several prompts instead, (chains, length)")
         self.rewards = RewardSum(target.rewards, proposal.guidance, ladder, process, self.coefficients)
         self._covered = min([float(ladder.times[0]), *ladder.finish]), float(ladder.times[-1])
         self.keeps_predictions = process.keeps_predictions(torch.Size(target.models[0].event_shape))
@@ -105,25 +110,25 @@ class Evaluator:
         """Draws from the law of the noise end."""
         return self.process.noise(stream, self.empty(n), float(self.ladder.times[-1]), self.coefficients)
 
-    def __call__(self, x: Tensor, t: Tensor, *, rewards: bool = True) -> Evaluation:
+    def __call__(self, x: Tensor, t: Tensor, *, rewards: bool = True, which: Tensor | None = None) -> Evaluation:
         """One evaluation per row, at its own time; `rewards=False` skips rewards whose gradient is not needed.
 
-        Waits for the device once, to see whether all numbers are finite. Where no prediction is kept, a network is
-        called only if a reward looks at predictions.
+        Waits for the device once, to see whether all numbers are finite; once more if t is there and not on the CPU,
+        and a reward is not called at all times. Where no prediction is kept, a network is called only if a reward looks
+        at predictions. Rows that are not a whole batch need the numbers of their conditions, those entries of `which`.
         """
-        x, t = x.to(self.device), t.to(self.device, self.real)
+        x = x.to(self.device)
         if not self.keeps_predictions and not (rewards and self.rewards.on_predictions):
             return self.known(x, t, Evaluation.nothing(x), rewards=rewards)
-        which = self._which(len(x))
+        which = self.which(len(x)) if which is None else which
 
         def parts(rows: Rows) -> tuple[Tensor, ...]:
-            return self._chunk(x[rows], t[rows], rewards, None if which is None else which[rows])
+            return self._chunk(x[rows], t[rows], rewards, which[rows])
 
-        *predictions, drift, reward, bad = by_blocks(parts, len(x), self._block(len(x)), x.device)
+        *predictions, drift, reward, bad = by_blocks(parts, len(x), self._block(len(x)))
         terms = self.rewards
         self._count(len(x), terms.through_networks)
-        called = [*terms.gradient, *terms.free, *(terms.blind if rewards else [])]
-        self._count_rewards(called, t, self._block(len(x)) >= len(x))
+        self.counts.rewards += terms.n_rows([*terms.gradient, *terms.free, *(terms.blind if rewards else [])], t)
         return self._mended(x, t, Evaluation(tuple(predictions), drift, reward), bad)
 
     def _block(self, n: int) -> int:
@@ -153,67 +158,75 @@ class Evaluator:
             with torch.no_grad():
                 return (self.rewards.value(self.rewards.blind, x[rows], t[rows], predictions),)
 
-        (value,) = by_blocks(values, len(x), size, x.device)
-        self._count_rewards(self.rewards.blind, t, size >= len(x))
+        (value,) = by_blocks(values, len(x), size)
+        self.counts.rewards += self.rewards.n_rows(self.rewards.blind, t)
         # A prediction that was not finite has been counted already.
         bad = (value.isnan() | (value == torch.inf)) & seen.possible
         value = value.clamp(min=IMPOSSIBLE).where(seen.possible, IMPOSSIBLE)
         self._count_bad(t, bad)
         return Evaluation(seen.predictions, seen.drift, value.where(~bad, IMPOSSIBLE))
 
-    def ask(self, x: Tensor, t: Tensor, asked: Asked) -> tuple[Tensor, Tensor]:
-        """The tokens that are asked for, (rows, k), and their log-probabilities (models + 1, rows), NaN if not finite.
+    def ask(self, x: Tensor, t: Tensor, asked: Asked, *, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The tokens that are asked for, (rows, k), and the numbers (models + 1, rows), NaN if not finite.
 
         Costs one row of each network per row. Of a prediction nothing else is kept, so that memory holds one
         prediction of the micro-batch and what its network needs.
         """
         process, t = self.process, t.to(self.device, self.real)
-        assert isinstance(process, InTurn)
+        assert isinstance(process, Discrete)
+        which = self.which(len(x)) if which is None else which
 
         def answers(rows: Rows) -> tuple[Tensor, ...]:
             y, time = x[rows], t[rows]
-            tokens = torch.zeros_like(asked.given[rows])
+            tokens = torch.zeros_like(asked.positions[rows])
             log_p = torch.zeros(len(self.target.models) + 1, len(y), dtype=self.real, device=x.device)
             bad = torch.zeros(len(y), dtype=torch.bool, device=x.device)
             with torch.no_grad():
-                predictions = self.networks.predict(y, self._model_time(y, time))
+                predictions = self._predict(y, time, which[rows])
                 for c in asked.columns(len(y) * predictions[0].shape[-1]):
                     part = asked.part(rows, c)
-                    here = tuple(process.at(p, part.positions) for p in predictions)
+                    here = tuple(at_positions(p, part.positions) for p in predictions)
                     spoilt = self._not_finite(here)
                     here = tuple(p.where(~rows_like(spoilt, p), 0.0) for p in here)
-                    tokens[:, c], found = process.answer(y, time, here, part, self.coefficients)
+                    tokens[:, c], found = part.answer(process, part.here(y), time, here, self.coefficients)
                     log_p += found
                     bad |= spoilt
             return tokens, log_p.T, bad
 
-        tokens, log_p, bad = by_blocks(answers, len(x), self._block(len(x)), x.device)
+        tokens, log_p, bad = by_blocks(answers, len(x), self._block(len(x)))
         log_p = log_p.T
         self._count(len(x))
-        bad = bad | (asked.chosen & (tokens < 0)).any(1)  # draws that were impossible: see `random.category`
+        bad = bad | (tokens < 0).any(1)  # draws that were impossible: see `random.category`
         self._count_bad(t, bad)
         return tokens.clamp(min=0), log_p.where(~bad, torch.nan)
 
-    def _count_rewards(self, called: list[Reward], t: Tensor, at_once: bool) -> None:
-        """Of all rows, whichever process called a reward with them; rows that pad a block are not counted."""
-        taken = self.rewards.taken()
-        # To count rows of a device again would be to wait for it.
-        here = not is_home(t) and team() is None and at_once
-        self.counts.rewards += taken if here else self.rewards.n_rows(called, t)
+    def _predict(self, x: Tensor, t: Tensor, which: Tensor) -> tuple[Tensor, ...]:
+        predictions = self.networks.predict(x, self._model_time(x, t), which)
+        if isinstance(self.process, Discrete) and self._totals is None:
+            totals = [self.process.total(x, log_p, f"model {j}") for j, log_p in enumerate(predictions)]
+            self._totals = torch.stack(totals)
+        return predictions
+
+    def _check_totals(self, totals: list[float]) -> None:
+        for j, total in enumerate(totals):
+            if math.isfinite(total) and abs(total - 1) > NOT_NORMALISED:
+                raise InputError(
+                    f"model {j} returned numbers whose exponentials sum to {total:.3g} over the tokens of a position:"
+                    " log-probabilities are needed, such as logits.log_softmax(-1)"
+                )
 
     def _model_time(self, x: Tensor, t: Tensor) -> Tensor:
         """The time that the models get, inside of what the ladder covers."""
         return self.process.model_time(x, t).clamp(*self._covered)
 
-    def _which(self, n_rows: int) -> Tensor | None:
-        """The condition of each row of a whole batch, where chains have conditions of their own."""
-        if self.networks.n_conditions == 1:
-            return None
-        return Each.which_of(self.networks.n_conditions, n_rows).to(self.device)
+    def which(self, n_rows: int) -> Tensor:
+        """The number of the condition of each row of a whole batch, on the CPU; 0 if all have the same."""
+        return Each.which_of(self.networks.n_conditions, n_rows)
 
-    def _chunk(self, x: Tensor, t: Tensor, rewards: bool, which: Tensor | None) -> tuple[Tensor, ...]:
+    def _chunk(self, x: Tensor, t: Tensor, rewards: bool, which: Tensor) -> tuple[Tensor, ...]:
         """Predictions, drift and reward of some rows, and which of them have a number that is not finite."""
-        terms, n = self.rewards, len(x)
+        terms, n, when = self.rewards, len(x), t
+        t = t.to(self.device, self.real)
         lost = None
         if self.process.is_discrete and not is_home(x):  # draws that were impossible: see Stream.categorical
             lost, x = (x < 0).flatten(1).any(1), x.clamp(min=0)
@@ -221,20 +234,20 @@ class Evaluator:
         value = torch.zeros(n, dtype=self.real, device=x.device)
         with torch.set_grad_enabled(terms.through_networks):
             x_in = x.detach().requires_grad_() if terms.gradient else x
-            predictions = self.networks.predict(x_in, self._model_time(x, t), which)
+            predictions = self._predict(x_in, t, which)
             if terms.gradient:
-                r, guidance = terms.value_and_gradient(x_in, t, predictions)
+                r, guidance = terms.value_and_gradient(x_in, when, predictions)
                 value = value + r
             # Copies, since a network may reuse its output and replicas keep theirs.
             if self.keeps_predictions:
                 predictions = tuple(p.detach().clone() for p in predictions)
         with torch.no_grad():
             if terms.free:
-                r, g = terms.jacobian_free(x, t, predictions)
+                r, g = terms.jacobian_free(x, when, predictions)
                 value, guidance = value + r, g if guidance is None else guidance + g
             blind = terms.blind if rewards else []
             if blind:
-                value = value + terms.value(blind, x, t, predictions)
+                value = value + terms.value(blind, x, when, predictions)
             if guidance is not None and self.proposal.clip is not None:
                 norm = t.to(guidance.dtype) * guidance.flatten(1).norm(dim=1)
                 guidance = guidance * rows_like((self.proposal.clip / norm).clamp(max=1), guidance)
@@ -267,13 +280,19 @@ class Evaluator:
         if not self.keeps_predictions:
             return replace(seen, reward=seen.reward.where(~bad, IMPOSSIBLE))
         predictions = tuple(p.where(~rows_like(bad, p), torch.zeros_like(p)) for p in seen.predictions)
+        t = t.to(self.device, self.real)
         drift = self.process.drift(x, t, predictions, None, self.coefficients)
         drift = seen.drift.where(~rows_like(bad, drift), drift)
         return Evaluation(predictions, drift, seen.reward.where(~bad, IMPOSSIBLE))
 
     def _count_bad(self, t: Tensor, bad: Tensor) -> bool:
         """Whether there are rows that are not finite; they are counted, and raised if that was asked for."""
-        if not bad.any():
+        found = bad.any()[None]
+        if self._totals is not None and len(self._totals):
+            found, self._totals = torch.cat([found.to(self._totals.dtype), self._totals]), self._totals[:0]
+        some, *totals = found.tolist()
+        self._check_totals(totals)
+        if not some:
             return False
         t, n = t.cpu().to(torch.float64), len(bad)
         t = t[bad.cpu()]

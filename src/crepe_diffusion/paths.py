@@ -18,8 +18,10 @@ from torch import Tensor
 from crepe_diffusion.batches import rows_like
 from crepe_diffusion.devices import is_home
 from crepe_diffusion.evaluate import Evaluator
-from crepe_diffusion.processes import Coefficients, Evaluation
-from crepe_diffusion.processes.discrete import InTurn, Uniform
+from crepe_diffusion.processes import Coefficients, Discrete, Evaluation, Masked, Uniform
+from crepe_diffusion.processes.asked import Steps
+from crepe_diffusion.processes.discrete import at_positions, in_turn
+from crepe_diffusion.processes.uniform import Jumps, Slopes
 from crepe_diffusion.random import Stream
 
 __all__ = ["Path", "denoise", "log_target_ratio", "log_work", "walk"]
@@ -80,29 +82,29 @@ def walk(
     device, which is waited for once per evaluation (and once more where it must be seen which tokens change).
     """
     coefficients, process = evaluate.coefficients, evaluate.process
-    if isinstance(process, InTurn) and process.takes_turns:
+    if isinstance(process, Masked) and process.takes_turns:
         end = index + n_steps * direction
         s, t = (evaluate.ladder.times[i] for i in (torch.minimum(index, end), torch.maximum(index, end)))
         tokens, possible = _tokens_home(x, seen.possible)
         turns = process.turns(tokens, s, t, direction > 0, stream.at("turns"))
-        if turns is not None and not evaluate.keeps_predictions:
-            return _walk_asking(evaluate, process, x, seen, s, t, direction, turns, stream, end_rewards)
-        if turns is not None:
-            # A row that stays may have been drawn again; one without weight may owe that to a prediction.
-            fresh = (direction == 0) | ((turns.flatten(1).amax(1) == 0) & ~possible)
-            return _walk_in_turn(evaluate, process, x, seen, s, t, direction, turns, fresh, stream, end_rewards)
-    times, moves = evaluate.times, direction != 0
-    index, direction = index.to(x.device), direction.to(x.device)
-    up, moving = direction > 0, direction != 0
+        if not evaluate.keeps_predictions:
+            return _turns_asking(evaluate, process, x, seen, s, t, direction, turns, stream, end_rewards)
+        # A row that stays may have been drawn again; one without weight may owe that to a prediction.
+        fresh = (direction == 0) | ((turns.flatten(1).amax(1) == 0) & ~possible)
+        return _turns(evaluate, process, x, seen, s, t, direction, turns, fresh, stream, end_rewards)
+    if isinstance(process, Discrete) and not evaluate.keeps_predictions:
+        return _steps_asking(evaluate, process, x, seen, index, direction, n_steps, stream, end_rewards)
+    times, moves, ways = evaluate.times, direction != 0, direction.to(x.device)
+    up, moving = ways > 0, ways != 0
     start_reward = seen.reward
     models = torch.zeros(len(coefficients.target), len(x), dtype=evaluate.real, device=x.device)
     proposal, nothing = torch.zeros_like(models[0]), models.new_zeros(())
     for k in range(n_steps):
-        s, t = process.ends(times, index, direction, coefficients)
+        s, t = process.ends(times, index.to(x.device), ways, coefficients)
         index = index + direction
         x_new = process.step(x, seen, s, t, up, stream.at(k), coefficients)
         last = k == n_steps - 1
-        seen_new = evaluate(x_new, times[index], rewards=last and end_rewards)
+        seen_new = evaluate(x_new, evaluate.ladder.times[index], rewards=last and end_rewards)
         step_models, step_proposal = process.step_ratios(x, x_new, seen, seen_new, s, t, up, coefficients)
         at_once = process.positions_at_once(x) if isinstance(process, Uniform) else None
         if isinstance(process, Uniform) and at_once is not None:
@@ -110,21 +112,19 @@ def walk(
                 q.where(rows_like(up, q), p) for p, q in zip(seen.predictions, seen_new.predictions, strict=True)
             )
             x_s, x_t = _ends(x, x_new, up)
-            branch = stream.at(k, "detour")
-            step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moves, at_once, branch)
+            step_models = _detour(evaluate, process, x_s, x_t, at_t, s, t, moves, at_once, stream.at(k, "detour"))
         if not last:
             step_models = step_models.where(seen_new.possible, torch.nan)
         models = models + torch.where(moving, step_models, nothing)
         proposal = proposal + torch.where(moving, step_proposal, nothing)
         x, seen = x_new, seen_new
-    return Path(
-        x=x,
-        seen=seen,
-        reward_s=torch.where(up, start_reward, seen.reward),
-        reward_t=torch.where(up, seen.reward, start_reward),
-        models=models,
-        proposal=proposal,
-    )
+    return _path(x, seen, start_reward, up, models, proposal)
+
+
+def _path(x: Tensor, seen: Evaluation, start_reward: Tensor, up: Tensor, models: Tensor, proposal: Tensor) -> Path:
+    """The path of rows that are now at x, and began with these rewards."""
+    reward_s, reward_t = torch.where(up, start_reward, seen.reward), torch.where(up, seen.reward, start_reward)
+    return Path(x, seen, reward_s, reward_t, models, proposal)
 
 
 def _tokens_home(x: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,9 +135,9 @@ def _tokens_home(x: Tensor, possible: Tensor) -> tuple[Tensor, Tensor]:
     return both[:, :-1].reshape(x.shape), both[:, -1].bool()
 
 
-def _walk_in_turn(
+def _turns(
     evaluate: Evaluator,
-    process: InTurn,
+    process: Masked,
     x: Tensor,
     seen: Evaluation,
     s: Tensor,
@@ -156,37 +156,33 @@ def _walk_in_turn(
     """
     last, start, start_reward, device = turns.flatten(1).amax(1), x, seen.reward, x.device
     up, moving, end = direction.to(device) > 0, direction.to(device) != 0, last.to(device)
+    when, which = torch.where(direction > 0, t, s), evaluate.which(len(x))
     s, t = s.to(device, evaluate.real), t.to(device, evaluate.real)
     seen = Evaluation(tuple(p.clone() for p in seen.predictions), seen.drift.clone(), seen.reward.clone())
     log_p = torch.zeros(len(seen.predictions) + 1, len(x), dtype=evaluate.real, device=device)
     for turn in range(1, max(int(last.max()), int(fresh.any())) + 1):
-        positions, chosen = (part.to(device) for part in process.turn(turns, turn))
-        x_new = process.change(x, positions, chosen, process.at(seen.drift, positions), up, stream.at(turn))
+        positions, chosen = (part.to(device) for part in in_turn(turns, turn))
+        x_new = process.change(x, positions, chosen, at_positions(seen.drift, positions), up, stream.at(turn))
         falling = process.log_conditionals(seen, x_new, positions, chosen)
-        rows = ((last >= turn) | (fresh & (turn == 1))).nonzero()[:, 0].to(device)
-        seen_new = evaluate(x_new[rows], t[rows], rewards=False)
+        rows = ((last >= turn) | (fresh & (turn == 1))).nonzero()[:, 0]
+        here = rows.to(device)
+        seen_new = evaluate(x_new[here], t[here], rewards=False, which=which[rows])
         for old, new in zip(_parts(seen), _parts(seen_new), strict=True):
-            old.index_copy_(0, rows, new)
+            old.index_copy_(0, here, new)
         rising = process.log_conditionals(seen, x, positions, chosen)
         log_p = log_p + torch.where(up, rising, falling)
         log_p[:-1] = log_p[:-1].where(seen.possible | (end <= turn), torch.nan)
         x = x_new
     x_s, x_t = _ends(start, x, up)
     log_p = (log_p + process.coin_ratio(x_s, x_t, s, t)).where(moving, 0.0)
-    seen = evaluate.known(x, torch.where(up, t, s), seen, rewards=end_rewards)
-    return Path(
-        x=x if x is not start else x.clone(),
-        seen=seen,
-        reward_s=torch.where(up, start_reward, seen.reward),
-        reward_t=torch.where(up, seen.reward, start_reward),
-        models=process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(moving, 0.0),
-        proposal=log_p[-1],
-    )
+    seen = evaluate.known(x, when, seen, rewards=end_rewards)
+    models = process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(moving, 0.0)
+    return _path(x if x is not start else x.clone(), seen, start_reward, up, models, log_p[-1])
 
 
-def _walk_asking(
+def _turns_asking(
     evaluate: Evaluator,
-    process: InTurn,
+    process: Masked,
     x: Tensor,
     seen: Evaluation,
     s: Tensor,
@@ -196,33 +192,69 @@ def _walk_asking(
     stream: Stream,
     end_rewards: bool,
 ) -> Path:
-    """The walk of `_walk_in_turn`, with the same draws, where no prediction is kept between turns.
+    """The walk of `_turns`, with the same draws, where no prediction is kept between turns.
 
     Every turn asks for its tokens at the noisier end of its change. A walk of n turns then costs n rows as well, since
     its cleaner end is not evaluated; one more if a reward looks at predictions.
     """
     last, start, start_reward, device = turns.flatten(1).amax(1), x, seen.reward, x.device
-    up, moving = direction.to(device) > 0, direction.to(device) != 0
-    s, t = s.to(device, evaluate.real), t.to(device, evaluate.real)
+    up, moving, when = direction.to(device) > 0, direction.to(device) != 0, torch.where(direction > 0, t, s)
+    s, t, which = s.to(device, evaluate.real), t.to(device, evaluate.real), evaluate.which(len(x))
     log_p = torch.zeros(len(evaluate.coefficients.target) + 1, len(x), dtype=evaluate.real, device=device)
     for turn in range(1, int(last.max()) + 1):
-        rows = (last >= turn).nonzero()[:, 0].to(device)
-        asked = process.asked(x, turns, turn, up, stream.at(turn)).rows(rows)
-        noisy = process.noisier(x[rows], asked)
-        tokens, found = evaluate.ask(noisy, t[rows], asked)
-        x = x.index_copy(0, rows, process.changed(noisy, asked, tokens))
-        log_p[:, rows] += found
+        rows = (last >= turn).nonzero()[:, 0]
+        here = rows.to(device)
+        asked = process.asked(x, turns, turn, up, stream.at(turn)).rows(here)
+        noisy = process.noisier(x[here], asked)
+        tokens, found = evaluate.ask(noisy, t[here], asked, which=which[rows])
+        x = x.index_copy(0, here, process.changed(noisy, asked, tokens))
+        log_p[:, here] += found
     x_s, x_t = _ends(start, x, up)
     log_p = (log_p + process.coin_ratio(x_s, x_t, s, t)).where(moving, 0.0)
-    seen = evaluate(x, torch.where(up, t, s), rewards=end_rewards)
-    return Path(
-        x=x if x is not start else x.clone(),
-        seen=seen,
-        reward_s=torch.where(up, start_reward, seen.reward),
-        reward_t=torch.where(up, seen.reward, start_reward),
-        models=process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(moving, 0.0),
-        proposal=log_p[-1],
-    )
+    seen = evaluate(x, when, rewards=end_rewards)
+    models = process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(moving, 0.0)
+    return _path(x if x is not start else x.clone(), seen, start_reward, up, models, log_p[-1])
+
+
+def _steps_asking(
+    evaluate: Evaluator,
+    process: Discrete,
+    x: Tensor,
+    seen: Evaluation,
+    index: Tensor,
+    direction: Tensor,
+    n_steps: int,
+    stream: Stream,
+    end_rewards: bool,
+) -> Path:
+    """The steps of `walk`, with the same draws, where no prediction is kept: each asks once, at its noisier end.
+
+    Rows that stay are not evaluated. A reward that looks at predictions costs one row more, at the end of the walk, and
+    so does each step of a process whose ratio has a way of its own.
+    """
+    start, start_reward, device = x, seen.reward, x.device
+    up, moving, moves = direction.to(device) > 0, direction.to(device) != 0, direction != 0
+    rows, which = moves.nonzero()[:, 0], evaluate.which(len(x))
+    here, times, begin, end = rows.to(device), evaluate.ladder.times, index, index + n_steps * direction
+    log_p = torch.zeros(len(evaluate.coefficients.target) + 1, len(x), dtype=evaluate.real, device=device)
+    at_once = process.positions_at_once(x) if isinstance(process, Uniform) else None
+    for k in range(n_steps if len(rows) else 0):
+        s, t = (times[torch.stack([index, index + direction])].sort(0).values).to(device, evaluate.real)
+        index = index + direction
+        noisy = process.noised(x, s, t, stream.at(k)).where(rows_like(up, x), x)
+        asked = Steps.between(process, x, s, up, stream.at(k)).rows(here)
+        tokens, found = evaluate.ask(noisy[here], t[here], asked, which=which[rows])
+        clean = x.index_copy(0, here, tokens.reshape(-1, *x.shape[1:]))
+        if isinstance(process, Uniform) and at_once is not None:
+            branch = stream.at(k, "detour")
+            found[:-1] = _detour(evaluate, process, clean, noisy, None, s, t, moves, at_once, branch)[:, here]
+        log_p[:, here] += found
+        x = torch.where(rows_like(up, x), noisy, clean)
+    seen = evaluate(x, times[end], rewards=end_rewards)
+    x_s, x_t = _ends(start, x, up)
+    s, t = (times[i].to(device, evaluate.real) for i in (torch.minimum(begin, end), torch.maximum(begin, end)))
+    models = process.known_ratios(log_p[:-1], x_s, x_t, s, t).where(moving, 0.0)
+    return _path(x if x is not start else x.clone(), seen, start_reward, up, models, log_p[-1])
 
 
 def _ends(start: Tensor, end: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
@@ -236,7 +268,7 @@ def _detour(
     process: Uniform,
     x_s: Tensor,
     x_t: Tensor,
-    at_t: tuple[Tensor, ...],
+    at_t: tuple[Tensor, ...] | None,
     s: Tensor,
     t: Tensor,
     moving: Tensor,
@@ -245,27 +277,29 @@ def _detour(
 ) -> Tensor:
     """`log p_s(x_s) - log p_t(x_t)` of every model, (models, rows), along a way on which little changes at once.
 
-    At time t positions change in random order, then time falls at x_s. The order has the same law both ways.
+    At time t positions change in random order, then time falls at x_s. The order has the same law both ways. At x_t it
+    is evaluated again if predictions are not given.
     """
-    rank = stream.order((x_s != x_t).flatten(1).cpu() & moving[:, None]).reshape(x_t.shape)
+    device, which = x_s.device, evaluate.which(len(x_s))
+    rank = stream.order((x_s != x_t).flatten(1).cpu() & moving[:, None])
     turns = (rank + at_once - 1).div(at_once, rounding_mode="floor")
-    last, x, predictions = turns.flatten(1).amax(1), x_t, tuple(p.clone() for p in at_t)
-    models, turns = torch.zeros(len(at_t), len(x), dtype=evaluate.real, device=x.device), turns.to(x.device)
+    last, x, n_models = turns.amax(1), x_t, len(evaluate.coefficients.target)
+    models = torch.zeros(n_models, len(x), dtype=evaluate.real, device=device)
     for turn in range(1, int(last.max()) + 1):
-        y = torch.where(turns == turn, x_s, x)
-        models = models + torch.stack([process.log_jump(x, y, p, t) for p in predictions])
-        rows = (last > turn).nonzero()[:, 0].to(x.device)
-        if len(rows):
-            seen = evaluate(y[rows], t[rows], rewards=False)
-            models[:, rows] = models[:, rows].where(seen.possible, torch.nan)
-            for old, new in zip(predictions, seen.predictions, strict=True):
-                old.index_copy_(0, rows, new)
-        x = y
-    rows = moving.nonzero()[:, 0].to(x.device)
-    for time, weight in process.quadrature(s[rows], t[rows]) if len(rows) else ():
-        seen = evaluate(x_s[rows], time, rewards=False)
-        slopes = torch.stack([process.time_slope(x_s[rows], p, time) for p in seen.predictions])
-        models[:, rows] -= (weight * slopes).where(seen.possible, torch.nan)
+        positions, chosen = (part.to(device) for part in in_turn(turns, turn))
+        jumps = Jumps(positions, chosen, x_s.flatten(1).gather(1, positions))
+        if turn == 1 and at_t is not None:
+            models = models + jumps.of(process, x, t, at_t, evaluate.coefficients)[1][:-1]
+        else:
+            rows = (last >= turn).nonzero()[:, 0]
+            here = rows.to(device)
+            models[:, here] += evaluate.ask(x[here], t[here], jumps.rows(here), which=which[rows])[1][:-1]
+        x = process.changed(x, jumps, torch.where(chosen, jumps.given, jumps.here(x)))
+    rows = moving.nonzero()[:, 0]
+    here = rows.to(device)
+    for time, weight in process.quadrature(s[here], t[here]) if len(rows) else ():
+        slopes = evaluate.ask(x_s[here], time, Slopes.everywhere(process, x_s[here]), which=which[rows])[1]
+        models[:, here] -= weight * slopes[:-1]
     return models
 
 
@@ -280,20 +314,21 @@ def denoise(
 
     Costs one evaluation per row; where positions change in turn, one per turn of a row.
     """
-    process = evaluate.process
-    n, device, turns = len(x), x.device, None
-    if isinstance(process, InTurn) and process.takes_turns:
-        low, high = (torch.full((n,), time, dtype=torch.float64) for time in (s, t))
-        turns = process.turns(x.cpu(), low, high, torch.zeros(n, dtype=torch.bool), stream.at("turns"))
+    process, n, device = evaluate.process, len(x), x.device
     down = torch.zeros(n, dtype=torch.bool, device=device)
     to, since = (torch.full((n,), time, dtype=evaluate.real, device=device) for time in (s, t))
-    if not isinstance(process, InTurn) or turns is None:
-        seen = evaluate(x, since, rewards=False)
-        return process.step(x, seen, to, since, down, stream, evaluate.coefficients)
-    last = turns.flatten(1).amax(1)
-    for turn in range(1, int(last.max()) + 1):
-        rows = (last >= turn).nonzero()[:, 0].to(device)
-        asked = process.asked(x, turns, turn, down, stream.at(turn)).rows(rows)
-        tokens, _ = evaluate.ask(x[rows], since[rows], asked)
-        x = x.index_copy(0, rows, process.changed(x[rows], asked, tokens))
-    return x
+    if isinstance(process, Masked) and process.takes_turns:
+        low, high = (torch.full((n,), time, dtype=torch.float64) for time in (s, t))
+        turns = process.turns(x.cpu(), low, high, torch.zeros(n, dtype=torch.bool), stream.at("turns"))
+        last, which = turns.flatten(1).amax(1), evaluate.which(n)
+        for turn in range(1, int(last.max()) + 1):
+            rows = (last >= turn).nonzero()[:, 0]
+            here = rows.to(device)
+            asked = process.asked(x, turns, turn, down, stream.at(turn)).rows(here)
+            tokens, _ = evaluate.ask(x[here], since[here], asked, which=which[rows])
+            x = x.index_copy(0, here, process.changed(x[here], asked, tokens))
+        return x
+    if isinstance(process, Discrete) and not evaluate.keeps_predictions:
+        return evaluate.ask(x, since, Steps.between(process, x, to, down, stream))[0].reshape(x.shape)
+    seen = evaluate(x, since, rewards=False)
+    return process.step(x, seen, to, since, down, stream, evaluate.coefficients)

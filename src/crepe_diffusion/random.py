@@ -97,6 +97,10 @@ class Stream:
         rank = torch.where(chosen, key, 2.0).argsort(1).argsort(1) + 1
         return torch.where(chosen, rank, 0)
 
+    def integers(self, shape: tuple[int, ...], n: int, *, device: torch.device | str = "cpu") -> Tensor:
+        """Independent integers 0 .. n - 1, all equally likely; the first axis counts rows."""
+        return (self.uniform(shape, device=device) * n).long().clamp(max=n - 1)
+
     def categorical(self, log_p: Tensor) -> Tensor:
         """Indices along the last axis, drawn from (unnormalised) log-probabilities; see `category`."""
         return category(log_p, self.uniform(tuple(log_p.shape[:-1]), device=log_p.device))

@@ -57,13 +57,13 @@ def alone() -> AbstractContextManager[None]:
     return joined(None)
 
 
-def by_blocks(
-    function: Callable[[Rows], tuple[Tensor, ...]], n: int, size: int, device: torch.device
-) -> tuple[Tensor, ...]:
+def by_blocks(function: Callable[[Rows], tuple[Tensor, ...]], n: int, size: int) -> tuple[Tensor, ...]:
     """`function(rows)` of n rows, at most `size` at once; its tensors have one row for each.
 
+    Rows are a slice, or numbers on the CPU: these index tensors of every device, and no device is waited for.
+
     >>> x = torch.arange(5.0)
-    >>> by_blocks(lambda rows: (x[rows] ** 2,), 5, 2, x.device)[0].tolist()
+    >>> by_blocks(lambda rows: (x[rows] ** 2,), 5, 2)[0].tolist()
     [0.0, 1.0, 4.0, 9.0, 16.0]
     """
     if n <= size:
@@ -75,7 +75,7 @@ def by_blocks(
     def rows(block: int) -> Rows:
         if (block + 1) * size <= n:
             return slice(block * size, (block + 1) * size)
-        return torch.arange(block * size, (block + 1) * size, device=device).clamp(max=n - 1)
+        return torch.arange(block * size, (block + 1) * size).clamp(max=n - 1)
 
     def own() -> tuple[Tensor, ...]:
         # A process without a block of its own takes the last one: it would wait for the others anyway.

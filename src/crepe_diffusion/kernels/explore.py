@@ -21,7 +21,7 @@ from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_target_ratio, log_work, walk
 from crepe_diffusion.processes import Evaluation
-from crepe_diffusion.processes.discrete import InTurn, TokenMoves
+from crepe_diffusion.processes.discrete import TokenMoves
 from crepe_diffusion.random import Stream
 
 __all__ = ["Bounce", "Explorer", "Langevin", "ParticleStarter", "SingleToken", "Start", "Starter"]
@@ -183,13 +183,13 @@ class SingleToken:
 
     def _ask(self, state: State, evaluate: Evaluator, t: Tensor, stream: Stream) -> tuple[Tensor, Evaluation, Tensor]:
         """The same move where no prediction is kept: its token is asked for, and its reward evaluated."""
-        process, t = evaluate.process, t.to(evaluate.device, evaluate.real)
-        assert isinstance(process, InTurn)
+        process, when, t = evaluate.process, t, t.to(evaluate.device, evaluate.real)
+        assert isinstance(process, TokenMoves)
         asked = process.single(state.x, stream)
         noisy = process.noisier(state.x, asked)
         tokens, log_p = evaluate.ask(noisy, t, asked)
         y, ratios = process.changed(noisy, asked, tokens), process.single_ratios(asked, log_p, t)
-        seen, models = evaluate(y, t), ratios[:-1]
+        seen, models = evaluate(y, when), ratios[:-1]
         if process.log_probs is not None:
             models = process.log_density_ratios(state.x, y, state.seen, seen, t)
         c = torch.tensor(evaluate.coefficients.target, dtype=models.dtype, device=models.device)

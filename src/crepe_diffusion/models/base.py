@@ -6,6 +6,8 @@ discrete   log p(x, t)   = log P(x_0^i = v | x_t = x)       shape of x, then V
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
@@ -130,6 +132,7 @@ class _Wrapped(Model):
             check_condition(condition)
         elif network is not None:
             raise InputError("network= is for models that differ in their condition: give condition= as well")
+        check_arguments(function, 2 if condition is None else 3)
         if dtype not in (torch.float32, torch.float64):
             raise InputError(
                 f"dtype must be torch.float32 or torch.float64, got {dtype!r}; a network of lower precision casts"
@@ -179,6 +182,19 @@ class _Wrapped(Model):
         return 1 if self.condition is None else len(models)
 
 
+def check_arguments(function: Callable[..., Any], n: int) -> None:
+    """Refuse a function that does not take (x, t), or (x, t, condition), as far as its signature tells."""
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        takes.bind(*[None] * n)
+    except TypeError:
+        needed = ("x", "t", "condition")[:n]
+        raise InputError(f"a model is called with ({', '.join(needed)}), but its function takes {takes}") from None
+
+
 def checked_event(event_shape: object) -> tuple[int, ...]:
     """The shape of one state as a tuple of positive integers."""
     if isinstance(event_shape, dict):
@@ -225,12 +241,20 @@ class Denoiser(_Wrapped):
     ):
         super().__init__(function, event_shape, condition, network, dtype, device)
         self._process = process or Gaussian()
-        if sigma_range is not None and not 0 < sigma_range[0] < sigma_range[1]:
-            raise InputError(f"sigma_range must be two noise levels, 0 < low < high, got {sigma_range!r}")
-        self.sigma_range = sigma_range
+        self.sigma_range = None if sigma_range is None else _checked_range(sigma_range)
 
     def process(self) -> Process:
         return self._process
+
+
+def _checked_range(sigma_range: Sequence[float]) -> tuple[float, float]:
+    try:
+        low, high = (float(sigma) for sigma in sigma_range)
+    except (TypeError, ValueError):
+        low, high = math.nan, math.nan
+    if not 0 < low < high < math.inf:
+        raise InputError(f"sigma_range must be two noise levels, 0 < low < high, got {sigma_range!r}")
+    return low, high
 
 
 def check_prompt(prompt: Tensor | None, event_shape: tuple[int, ...]) -> None:
@@ -240,6 +264,9 @@ def check_prompt(prompt: Tensor | None, event_shape: tuple[int, ...]) -> None:
     """
     if prompt is None:
         return
+    if not isinstance(prompt, Tensor) or prompt.dtype.is_floating_point or prompt.dtype == torch.bool:
+        got = f"a tensor of {prompt.dtype}" if isinstance(prompt, Tensor) else repr(prompt)
+        raise InputError(f"a prompt is a tensor of integers, a token or -1 for each position, got {got}")
     if tuple(prompt.shape) != event_shape and tuple(prompt.shape[1:]) != event_shape:
         raise InputError(f"a prompt needs the shape of the event {event_shape}, got {tuple(prompt.shape)}")
 

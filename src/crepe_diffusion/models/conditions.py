@@ -51,6 +51,8 @@ class Each:
     conditions: tuple[Any, ...]
 
     def __post_init__(self) -> None:
+        if isinstance(self.conditions, (str, dict)) or not len(self.conditions):
+            raise InputError(f"Each takes a list of conditions, one for each chain, got {self.conditions!r}")
         object.__setattr__(self, "conditions", tuple(self.conditions))
 
     @cached_property

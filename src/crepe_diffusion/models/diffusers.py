@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.devices import resident
-from crepe_diffusion.errors import InputError, check_choice
+from crepe_diffusion.errors import InputError, check_choice, optional
+from crepe_diffusion.models.base import checked_event
 from crepe_diffusion.models.conditions import Condition
 from crepe_diffusion.models.parametrisations import Karras, Parametrisation, RectifiedFlow, TrainingSteps
 from crepe_diffusion.models.pretrained import Decode, Network, Pretrained, pixels
@@ -57,6 +58,7 @@ def from_diffusers(
         target, ladder = cd.guided(p, p.given(None), 1.5), p.ladder(9, substeps=4)
     """
     check_choice("timesteps", timesteps, ("interpolated", "nearest"))
+    optional("diffusers", "from_diffusers", "diffusers")
     pipeline = None if scheduler is not None else source
     network = source
     if pipeline is not None:
@@ -69,7 +71,7 @@ def from_diffusers(
             )
     if not hasattr(network, "config") or not callable(network):
         raise InputError(f"the network must be a model of diffusers, got an object of type {type(network).__name__!r}")
-    event = _event(network, pipeline) if event_shape is None else tuple(event_shape)
+    event = _event(network, pipeline) if event_shape is None else checked_event(event_shape)
     parametrisation = _parametrisation(scheduler, timesteps == "nearest", event, _is_flux(network))
     call = _call_flux if _is_flux(network) else _call
     return Pretrained(
@@ -121,7 +123,7 @@ def _parametrisation(scheduler: Any, nearest: bool, event: tuple[int, ...], flux
             f"{name} belongs to a distilled network, which maps noise to samples and is no denoiser: take the"
             " checkpoint that it was distilled from, with that one's scheduler"
         )
-    prediction = config.get("prediction_type", "epsilon")
+    prediction = config.get("prediction_type")
     if hasattr(scheduler, "precondition_inputs"):  # EDM, and nothing else, preconditions
         sign = {"epsilon": 1.0, "v_prediction": -1.0}.get(prediction)
         if sign is None:
@@ -137,6 +139,11 @@ def _parametrisation(scheduler: Any, nearest: bool, event: tuple[int, ...], flux
         raise InputError(
             f"{name} has neither alphas_cumprod nor the sigmas of a flow: the scheduler should be that of the training,"
             " such as DDPMScheduler, EDMEulerScheduler or FlowMatchEulerDiscreteScheduler"
+        )
+    if prediction is None:
+        raise InputError(
+            f"{name} does not state its prediction_type, so the network's output could be noise, v or the sample: make"
+            " a scheduler that does, such as DDPMScheduler.from_config(scheduler.config, prediction_type='epsilon')"
         )
     abar = scheduler.alphas_cumprod.to(torch.float64)
     sigmas = ((1 - abar) / abar).sqrt()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.models.base import check_arguments
 from crepe_diffusion.models.parametrisations import AffinePath, Parametrisation, RectifiedFlow
 from crepe_diffusion.models.pretrained import Decode, Network, Pretrained
 from crepe_diffusion.processes import Process
@@ -43,6 +44,7 @@ def from_velocity(
     """
     if not callable(velocity):
         raise InputError(f"a flow is a function velocity(x, t), got {velocity!r}")
+    check_arguments(velocity, 2 if condition is None else 3)
     if noise_at not in (0, 1):
         raise InputError(
             f"noise_at is the time of pure noise, 0 (flow_matching, torchcfm) or 1 (diffusers, SiT), got {noise_at!r}"

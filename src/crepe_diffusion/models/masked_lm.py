@@ -76,6 +76,9 @@ def from_masked_lm(
     [0.0, 0.0, 0.0, 0.333, 0.333, 0.333]
     """
 
+    if pad_id is not None and pad_id == mask_id:
+        raise InputError(f"pad_id must not be the mask, {mask_id}: the network would not see what it has to fill in")
+
     def weights(size: int, never: tuple[int, ...]) -> TokenWeights:
         return MaskedLogits(network, mask_id, size, never, pad_id)
 

@@ -223,8 +223,8 @@ class Networks:
         """
         out: list[Tensor] = [x] * len(self.models)
         for members, models in self.groups:
-            if which is not None:
-                models = [model.at_rows(which) for model in models]
+            if which is not None and self.n_conditions > 1:
+                models = [model.at_rows(which.to(x.device)) for model in models]
             predictions = called(partial(models[0].predict_together, models), f"model {members[0]}", x, t)
             for j, prediction in zip(members, predictions, strict=True):
                 out[j] = self._checked(prediction, x, j)

@@ -112,11 +112,22 @@ class Pretrained(Denoiser):
             from PIL import Image
         except ImportError:
             raise InputError("images need Pillow: pip install 'crepe-diffusion[diffusers]'") from None
+        if x.ndim != 1 + len(self.event_shape):
+            raise InputError(f"images takes draws (n, {', '.join(map(str, self.event_shape))}), got {tuple(x.shape)}")
         with torch.no_grad():
-            parts = [self.decode(z).clamp(0, 1).mul(255).round().to(torch.uint8).cpu() for z in x.split(batch_size)]
+            pictures = [self._picture(z) for z in x.split(batch_size)]
+        parts = [picture.clamp(0, 1).mul(255).round().to(torch.uint8).cpu() for picture in pictures]
         # One channel is gray: Pillow wants it without its axis.
         arrays = [image.movedim(0, -1).numpy() for part in parts for image in part]
         return [Image.fromarray(a[..., 0] if a.shape[-1] == 1 else a) for a in arrays]
+
+    def _picture(self, z: Tensor) -> Tensor:
+        assert self.decode is not None
+        out = self.decode(z)
+        if not isinstance(out, Tensor) or out.ndim != 4 or len(out) != len(z) or out.shape[1] not in (1, 3, 4):
+            got = tuple(out.shape) if isinstance(out, Tensor) else f"an object of type {type(out).__name__!r}"
+            raise InputError(f"decode must return images ({len(z)}, 1 or 3, height, width) from 0 to 1, got {got}")
+        return out
 
     def ladder(
         self,

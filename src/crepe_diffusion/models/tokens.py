@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -153,11 +154,22 @@ def language_model(
         raise InputError(f"network must be a function of ids (rows, length), got {network!r}")
     weights = make(*check_vocabulary(network, vocab_size, mask_id, forbidden))
     event = event_of(prompt, length, mask_id)
+    _check_length(network, event.shape[-1])
     unseen = torch.zeros(event.shape[-1], dtype=torch.bool) if hidden is None else check_hidden(hidden, event)
     texts = getattr(decode, "batch_decode", decode)
     if texts is not None and not callable(texts):
         raise InputError(f"decode must be a tokenizer, or a function from lists of ids to texts, got {decode!r}")
     return LanguageModel(weights, event, unseen, texts)
+
+
+def _check_length(network: Any, length: int) -> None:
+    """Refuse texts that are longer than the table of positions of the network, where its configuration has one."""
+    config = getattr(network, "config", None)
+    if getattr(config, "position_embedding_type", "absolute") == "rotary":
+        return
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "max_sequence_length", None)
+    if isinstance(most, int) and length > most:
+        raise InputError(f"the network takes at most {most} tokens, got a prompt or length of {length}")
 
 
 def check_hidden(hidden: Tensor, prompt: Tensor) -> Tensor:
@@ -175,7 +187,12 @@ def event_of(prompt: Tensor | Sequence[int] | None, length: int | None, mask_id:
                 f"give prompt= (ids, with the mask where a token is free) or length=, got length {length!r}"
             )
         return torch.full((int(length),), -1)
-    ids = torch.as_tensor(prompt)
+    try:
+        ids = torch.as_tensor(prompt)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"a prompt is a list of ids, as tokenizer(text)['input_ids'] gives, got {str(prompt)[:60]!r}"
+        ) from None
     if ids.ndim == 2 and len(ids) == 1:  # as a tokenizer returns it
         ids = ids[0]
     if ids.ndim not in (1, 2) or ids.dtype.is_floating_point or (length is not None and ids.shape[-1] != length):
@@ -197,10 +214,14 @@ def check_vocabulary(
     size = vocab_size or getattr(getattr(network, "config", None), "vocab_size", None)
     if size is None:
         raise InputError("the network has no config.vocab_size: give vocab_size=, the last axis of its logits")
-    never = tuple(sorted({int(v) for v in forbidden}))
-    for name, value in (("mask_id", mask_id), *(("forbidden", v) for v in never)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < size:
+    if isinstance(forbidden, str) or not isinstance(forbidden, Iterable):
+        raise InputError(f"forbidden is a list of ids, such as tokenizer.all_special_ids, got {forbidden!r}")
+    given = [*forbidden]
+    for name, value in (("mask_id", mask_id), *(("forbidden", v) for v in given)):
+        known = isinstance(value, (Integral, Tensor)) and not isinstance(value, bool)
+        if not known or not 0 <= int(value) < size:
             raise InputError(f"{name} must be one of the network's ids 0 .. {size - 1}, got {value!r}")
+    never = tuple(sorted({int(v) for v in given}))
     if len({*never, mask_id}) >= size - 1:
         raise InputError(f"{len(never)} of {size} tokens are forbidden: at least two must be left")
     return int(size), never

@@ -1,7 +1,8 @@
 """Noising processes and the kernels that walk them."""
 
 from crepe_diffusion.processes.base import Coefficients, Evaluation, Process
-from crepe_diffusion.processes.discrete import Counted, Discrete, Euler, Masked, TokenMoves, Uniform
+from crepe_diffusion.processes.discrete import Discrete, TokenMoves
+from crepe_diffusion.processes.euler import Euler
 from crepe_diffusion.processes.gaussian import EulerMaruyama, Gaussian, GaussianProcess
 from crepe_diffusion.processes.information import (
     Adaptive,
@@ -12,6 +13,8 @@ from crepe_diffusion.processes.information import (
     Measured,
     Spectrum,
 )
+from crepe_diffusion.processes.masked import Counted, Masked
+from crepe_diffusion.processes.uniform import Uniform
 
 __all__ = [
     "Adaptive",

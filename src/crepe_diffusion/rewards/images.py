@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from crepe_diffusion.errors import InputError
+from crepe_diffusion.errors import InputError, optional
 
 __all__ = ["Aesthetic", "Classifier", "ClipScore", "EachImage", "ImageReward", "Preprocess"]
 
@@ -62,8 +62,7 @@ class Preprocess:
     @classmethod
     def from_pretrained(cls, name: str) -> Preprocess:
         """From the `preprocessor_config.json` of a checkpoint."""
-        from transformers.utils import cached_file
-
+        cached_file = optional("transformers.utils", "a preprocessor by name", "rewards").cached_file
         path = cached_file(name, "preprocessor_config.json")
         return cls.of(json.loads(Path(str(path)).read_text()))
 
@@ -130,11 +129,10 @@ class ClipScore:
 
 def _clip(network: Any, tokenizer: Any, preprocess: Preprocess | None, what: str) -> tuple[Any, Any, Preprocess]:
     if isinstance(network, str):
-        from transformers import AutoTokenizer, CLIPModel
-
-        tokenizer = AutoTokenizer.from_pretrained(network) if tokenizer is None else tokenizer
+        transformers = optional("transformers", f"{what} by name", "rewards")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(network) if tokenizer is None else tokenizer
         preprocess = Preprocess.from_pretrained(network) if preprocess is None else preprocess
-        network = CLIPModel.from_pretrained(network).eval()
+        network = transformers.CLIPModel.from_pretrained(network).eval()
     network = _ready(network, what)
     if tokenizer is None and what == "ClipScore":
         raise InputError("a loaded CLIP network comes with its tokenizer: ClipScore(text, network, tokenizer)")
@@ -176,10 +174,9 @@ class Classifier:
         self, label: int | str, network: Any = "google/vit-base-patch16-224", *, preprocess: Preprocess | None = None
     ):
         if isinstance(network, str):
-            from transformers import AutoModelForImageClassification
-
+            transformers = optional("transformers", "Classifier by name", "rewards")
             preprocess = Preprocess.from_pretrained(network) if preprocess is None else preprocess
-            network = AutoModelForImageClassification.from_pretrained(network).eval()
+            network = transformers.AutoModelForImageClassification.from_pretrained(network).eval()
         self.network = _ready(network, "Classifier")
         config = network.config
         number = config.label2id.get(label) if isinstance(label, str) else label
@@ -209,9 +206,8 @@ class ImageReward:
         self.vision, self.text = _blip(state)
         self.head = _linear_chain(state, "mlp.layers.")
         if isinstance(tokenizer, str):
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+            auto = optional("transformers", "ImageReward", "rewards").AutoTokenizer
+            tokenizer = auto.from_pretrained(tokenizer)
         self.tokens = tokenizer(prompt, padding="max_length", truncation=True, max_length=35, return_tensors="pt")
         self.preprocess = Preprocess(self.vision.config.image_size)
 
@@ -304,6 +300,7 @@ BLIP_NAMES = (
 
 def _blip(state: Mapping[str, Tensor]) -> tuple[Any, Any]:
     """Vision and text network of BLIP, with the sizes of the weights and 64 numbers per head, as BLIP has."""
+    optional("transformers", "ImageReward", "rewards")
     from transformers import BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 
     vision = _part(state, "blip.visual_encoder.")

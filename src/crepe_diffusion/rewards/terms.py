@@ -112,7 +112,11 @@ class Reward:
 
 
 class RewardSum:
-    """All rewards of a target, sorted by how the proposal uses their gradients: `gradient`, `free`, `blind`."""
+    """All rewards of a target, sorted by how the proposal uses their gradients: `gradient`, `free`, `blind`.
+
+    Times may be on the CPU wherever states are. A reward that vanishes at some of them is called with other rows only,
+    and which rows these are can be seen there without waiting for a device.
+    """
 
     def __init__(
         self,
@@ -134,9 +138,8 @@ class RewardSum:
             reward.check_weight(ladder)
             styles[style].append(reward)
         self.rewards = tuple(rewards)
-        # Rows are picked only for rewards that vanish somewhere: picking waits for the device.
+        # Rows are picked only for rewards that vanish somewhere.
         self._fading = {r.name for r in rewards if not bool((r.weight(ladder.times, ladder) != 0).all())}
-        self._n_called = 0
         self.blind, self.gradient, self.free = (styles[style] for style in GUIDANCE)
         self.through_networks = any(r.on == "prediction" for r in self.gradient)
         """Whether the networks must be differentiated."""
@@ -144,8 +147,8 @@ class RewardSum:
         """Whether some reward looks at what the networks predict."""
 
     def value(self, rewards: list[Reward], x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
-        """`sum_i scale_i gamma_i r_i` of some of the rewards, in the dtype of t."""
-        total = torch.zeros(len(x), dtype=t.dtype, device=x.device)
+        """`sum_i scale_i gamma_i r_i` of some of the rewards, in the dtype of works."""
+        total = torch.zeros(len(x), dtype=real(x.device), device=x.device)
         for reward in rewards:
             total = total + self._annealed(reward, self._shown(reward, x, t, predictions), t)
         return total
@@ -165,7 +168,7 @@ class RewardSum:
 
     def jacobian_free(self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Of the rewards with `guidance="jacobian-free"`: the networks' Jacobian is replaced by its mean."""
-        value = torch.zeros(len(x), dtype=t.dtype, device=x.device)
+        value = torch.zeros(len(x), dtype=real(x.device), device=x.device)
         guidance = torch.zeros_like(x)
         for reward in self.free:
             with torch.enable_grad():
@@ -173,12 +176,15 @@ class RewardSum:
                 r = self._annealed(reward, shown, t)
                 g = _gradient(r, shown)
             value = value + r.detach()
-            guidance = guidance + (g if reward.on == "state" else self.process.pull_back(g, t, self.coefficients))
+            if reward.on != "state":
+                g = self.process.pull_back(g, t.to(x.device, value.dtype), self.coefficients)
+            guidance = guidance + g
         return value, guidance
 
     def _shown(self, reward: Reward, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...]) -> Tensor:
         if reward.on == "state":
             return x
+        t = t.to(x.device, real(x.device))
         if reward.on == "mode":
             assert isinstance(self.process, Discrete)
             return self.process.mode(x, t, predictions, self.coefficients)
@@ -189,29 +195,24 @@ class RewardSum:
         fading = [int((r.weight(t, self.ladder) != 0).expand(len(t)).sum()) for r in rewards if r.name in self._fading]
         return sum(fading) + len(t) * (len(rewards) - len(fading))
 
-    def taken(self) -> int:
-        """How many rows rewards were called with since the last time this was asked."""
-        n, self._n_called = self._n_called, 0
-        return n
-
     def __str__(self) -> str:
         """At how many levels each reward is called."""
         n = [(r.name, int(r.called_at(self.ladder).sum())) for r in self.rewards]
         return ", ".join(f"reward {name!r} is called at {k} of {self.ladder.n_levels} levels" for name, k in n)
 
     def _annealed(self, reward: Reward, shown: Tensor, t: Tensor) -> Tensor:
-        weight = reward.weight(t, self.ladder).expand(len(shown))
+        weight, device = reward.weight(t, self.ladder).expand(len(shown)), shown.device
+        here = weight.to(device, real(device))
         if reward.name not in self._fading:
-            return _weighted(weight, self._values(reward, shown))
-        rows = (weight != 0).nonzero()[:, 0]
-        total = torch.zeros(len(shown), dtype=weight.dtype, device=shown.device)
+            return _weighted(here, self._values(reward, shown))
+        rows = (weight != 0).nonzero()[:, 0].to(device)
+        total = torch.zeros_like(here)
         if not len(rows):
             return total
-        return total.index_add(0, rows, _weighted(weight[rows], self._values(reward, shown.index_select(0, rows))))
+        return total.index_add(0, rows, _weighted(here[rows], self._values(reward, shown.index_select(0, rows))))
 
     def _values(self, reward: Reward, shown: Tensor) -> Tensor:
         """The reward of each row, by batches of the reward's own size."""
-        self._n_called += len(shown)
         parts = [self._batch(reward, z) for z in shown.split(reward.batch_size or max(1, len(shown)))]
         r = parts[0] if len(parts) == 1 else torch.cat(parts)
         if shown.requires_grad and reward.name not in self.differentiable:
@@ -222,7 +223,7 @@ class RewardSum:
 
     def _batch(self, reward: Reward, shown: Tensor) -> Tensor:
         def function(z: Tensor) -> object:
-            return reward.function(z if reward.decode is None else reward.decode(z))
+            return reward.function(z if reward.decode is None else _decoded(reward, z))
 
         try:
             r = as_values(called(function, f"reward {reward.name!r}", shown), shown)
@@ -234,6 +235,17 @@ class RewardSum:
             got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
             raise InputError(f"reward {reward.name!r} must return one number per row, shape ({len(shown)},); got {got}")
         return r
+
+
+def _decoded(reward: Reward, z: Tensor) -> Tensor:
+    assert reward.decode is not None
+    out = reward.decode(z)
+    if not isinstance(out, Tensor) or not out.ndim or len(out) != len(z):
+        got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else f"an object of type {type(out).__name__!r}"
+        raise InputError(
+            f"decode of reward {reward.name!r} must return a tensor with a row for each of {len(z)}, got {got}"
+        )
+    return out
 
 
 def as_values(out: object, like: Tensor) -> object:

@@ -17,7 +17,8 @@ from torch import Tensor
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models.networks import modules, saved_tensors
-from crepe_diffusion.processes.discrete import InTurn
+from crepe_diffusion.processes import Discrete, Masked
+from crepe_diffusion.processes.asked import Steps
 from crepe_diffusion.random import Stream
 from crepe_diffusion.run.checkpoint import SCHEMA
 from crepe_diffusion.run.config import Config, read_toml
@@ -172,12 +173,16 @@ def _probe(e: Evaluator, target: Target) -> Probe:
         models = [p for seen in evaluations for p in seen.predictions]
         ratios = list(e.process.log_ratios(x, x, at_s, at_t, s, t, evaluate.coefficients))
     else:
-        assert isinstance(e.process, InTurn)
+        assert isinstance(e.process, Discrete)
         free = e.process.free(x).flatten(1)
         first = (free & (free.cumsum(1) <= ASKED)).long()
         down = torch.zeros(n, dtype=torch.bool, device=x.device)
-        models = list(evaluate.ask(x, t, e.process.asked(x, first, 1, down, Stream(0).at("tokens"))))
-        ratios = [e.process.coin_ratio(x, x, s, t)]
+        branch, ratios = Stream(0).at("tokens"), []
+        if isinstance(e.process, Masked) and e.process.takes_turns:
+            models = list(evaluate.ask(x, t, e.process.asked(x, first, 1, down, branch)))
+            ratios = [e.process.coin_ratio(x, x, s, t)]
+        else:
+            models = list(evaluate.ask(x, t, Steps.between(e.process, x, s.to(x.device), down, branch)))
     parts = {
         "models": models,
         "rewards": [z for seen in evaluations for z in (seen.drift, seen.reward)],

@@ -36,7 +36,9 @@ from crepe_diffusion.devices import home, real
 from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.diagnostics.starting import by_eve
 from crepe_diffusion.evaluate import Evaluator
-from crepe_diffusion.processes import Evaluation, GaussianProcess
+from crepe_diffusion.processes import Discrete, Evaluation, GaussianProcess
+from crepe_diffusion.processes.asked import Steps
+from crepe_diffusion.random import Stream
 
 __all__ = ["Coupled", "Doubling"]
 
@@ -83,6 +85,13 @@ class Doubling:
         process, coefficients = self.evaluate.process, self.evaluate.coefficients
         low, high = ((y, at_y, t_y), (x, at_x, t_x))[::-direction]
         c = torch.tensor(coefficients.target, dtype=real(x.device), device=x.device)
+
+        if isinstance(process, Discrete) and not self.evaluate.keeps_predictions:
+            up = torch.ones(len(x), dtype=torch.bool, device=x.device)
+            asked = Steps.between(process, low[0], low[2], up, Stream(0))
+            found = self.evaluate.ask(high[0], high[2], asked)[1]
+            models, proposal = process.known_ratios(found[:-1], low[0], high[0], low[2], high[2]), found[-1]
+            return c @ models - proposal, proposal if direction < 0 else torch.zeros_like(proposal)
 
         def ratios(at_low: Evaluation) -> tuple[Tensor, Tensor]:
             return process.log_ratios(low[0], high[0], at_low, high[1], low[2], high[2], coefficients)

@@ -62,7 +62,7 @@ def fit_information(
         values: list[Tensor] = []
         for i in range(len(times) - 1, -1, -1):
             t = evaluate.times[i].expand(n_samples)
-            seen = evaluate(x, t)
+            seen = evaluate(x, times[i].expand(n_samples))
             finite = seen.possible
             score = as_real(process.coordinates(seen.drift))[finite]
             values.append(kind.of_scores(score, float(times[i]), n))

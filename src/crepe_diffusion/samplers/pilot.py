@@ -28,8 +28,7 @@ from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, che
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import log_work, walk
-from crepe_diffusion.processes import Evaluation, GaussianProcess, Process
-from crepe_diffusion.processes.discrete import InTurn
+from crepe_diffusion.processes import Evaluation, GaussianProcess, Masked, Process
 from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
@@ -431,13 +430,9 @@ class _Pass:
         self.top = len(self.times) - 1
         self.end: _Particles | None = None
         self.log_first = torch.zeros((), dtype=torch.float64)
-        self.in_turn = isinstance(evaluate.process, InTurn) and self._turns(evaluate.process)
+        self.in_turn = isinstance(evaluate.process, Masked) and evaluate.process.takes_turns
         self.doubling, self.coupled = Doubling(evaluate, n), Coupled(evaluate)
         self.steps = torch.zeros(n, dtype=torch.float64)
-
-    def _turns(self, process: InTurn) -> bool:
-        x, s, t = self.evaluate.empty(1).cpu(), self.times[:1], self.times[-1:]
-        return process.turns(x, s, t, torch.ones(1, dtype=torch.bool), self.stream.at("turns")) is not None
 
     def walk_down(self) -> _Found:
         evaluate, n, found = self.evaluate, self.n, _Found()

@@ -126,6 +126,7 @@ class FeynmanKac(Weight):
         gained = torch.zeros(len(x), dtype=evaluate.real, device=x.device)
         for i in range(m * k, (m - 1) * k, -1):
             t, s = times[i].expand(len(x)), times[i - 1].expand(len(x))
+            below = evaluate.ladder.times[i - 1].expand(len(x))
             d = process.denoising_gain(s, t)
             scores = [process.project(score_of(p, x, t)) for p in seen.predictions]
             score = torch.stack([cj * sj for cj, sj in zip(c, scores, strict=True)]).sum(0)
@@ -133,11 +134,11 @@ class FeynmanKac(Weight):
             squares = _dot(score, score) - sum(cj * _dot(sj, sj) for cj, sj in zip(c, scores, strict=True))
             gained = gained + d[:, 0] / 2 * (squares + _dot(score, pull))
             if evaluate.target.rewards:
-                gained = gained + evaluate(x, s).reward - seen.reward
+                gained = gained + evaluate(x, below).reward - seen.reward
             drift = score + pull / 2 - removed / 2 * (score + pull)
             noise = process.scaled_noise(stream.at(i), x, (1 - removed) * d)
             x = x + rows_like(d[:, 0], x).to(x.dtype) * drift + noise
-            seen = evaluate(x, s)
+            seen = evaluate(x, below)
         return x, seen, gained
 
 
