@@ -47,10 +47,13 @@ Point = tuple[Tensor, Evaluation]
 
 
 class Doubling:
-    """The comparison for both directions: `add` every pair of steps, then read `estimates`."""
+    """The comparison for both directions: `add` every pair of steps, then read `estimates`.
+
+    It evaluates nothing where predictions are kept; else three rows per pair, counted in `rows`.
+    """
 
     def __init__(self, evaluate: Evaluator, n: int):
-        self.evaluate, self.n = evaluate, n
+        self.evaluate, self.n, self.rows = evaluate, n, 0
         process = evaluate.process
         event = torch.Size(evaluate.target.models[0].event_shape)
         # Tokens that change one by one have an exact ratio, whatever the step; so have known densities.
@@ -89,7 +92,9 @@ class Doubling:
         if isinstance(process, Discrete) and not self.evaluate.keeps_predictions:
             up = torch.ones(len(x), dtype=torch.bool, device=x.device)
             asked = Steps.between(process, low[0], low[2], up, Stream(0))
+            before = self.evaluate.counts.rows
             found = self.evaluate.ask(high[0], high[2], asked)[1]
+            self.rows += self.evaluate.counts.rows - before
             models, proposal = process.known_ratios(found[:-1], low[0], high[0], low[2], high[2]), found[-1]
             return c @ models - proposal, proposal if direction < 0 else torch.zeros_like(proposal)
 

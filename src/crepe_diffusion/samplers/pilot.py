@@ -354,7 +354,7 @@ def pilot(
         found = _Pass(evaluate, n, stream, advance)
         down = found.walk_down()
         up = found.walk_up()
-        walked = evaluate.counts.rows - rows - n * evaluate.network_rows - found.coupled.rows
+        walked = evaluate.counts.rows - rows - n * evaluate.network_rows - found.coupled.rows - found.doubling.rows
     return Pilot(
         target=target,
         ladder=steps,
