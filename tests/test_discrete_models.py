@@ -616,3 +616,21 @@ def test_prompt_positions_never_change(kind, explorer):
 
     check(torch.tensor([-1, 2, -1]))
     refuted(check, None)
+
+
+def test_jumps_below_the_noise_end_are_part_of_the_uniform_ratio():
+    """At the noise end all states are equally probable, so that a step from there hides what jumps contribute."""
+    model = table(JOINT, "uniform")
+    process = Uniform(V, at_once=1, nodes=30)
+    evaluate = cd.ReplicaExchange(model, cd.ladder.linear(3, 0.2), process=process).evaluate
+    x = evaluate.noise(STREAM.at("jumps"), 50)
+    n, (s, t) = len(x), (float(v) for v in evaluate.times[:2])
+    index, down = torch.ones(n, dtype=torch.long), -torch.ones(n, dtype=torch.long)
+    path = walk(evaluate, x, evaluate(x, times(t, n)), index, down, 1, STREAM.at("walk"))
+    several = (path.x != x).sum(1) > 1
+    assert several.any()
+    expected = model.log_prob(path.x, s) - model.log_prob(x, t)
+    torch.testing.assert_close(path.models[0], expected, atol=1e-9, rtol=0)
+    # Without the jumps only time would pass, at the state where the walk ended.
+    still = model.log_prob(path.x, s) - model.log_prob(path.x, t)
+    assert (still - expected)[several].abs().min() > 1e-3
