@@ -222,6 +222,15 @@ def group_run(rank: int, size: int, port: int, groups: int, root: Path, n: int, 
             results.put((rank, run.run(iterations=n).reason))
 
 
+def team_replay(rank: int, size: int, port: int, folder: Path, results: Any) -> None:
+    """One of several processes that run the last iterations of a run again."""
+    from crepe_diffusion.run import distributed, replay
+
+    join(rank, size, port)
+    with distributed():
+        results.put((rank, str(replay(folder).differences)))
+
+
 def free_port() -> int:
     import socket
 

@@ -100,6 +100,11 @@ def test_any_number_of_processes_has_the_same_bits(sizes: tuple[int, int], singl
     assert_same_run(tmp_path / "run", single)
 
 
+@pytest.mark.slow
+def test_a_run_of_one_process_is_replayed_by_three(single: Path) -> None:
+    assert run_worker.together(run_worker.team_replay, 3, (single,)) == ["[]"] * 3
+
+
 def test_other_blocks_have_other_bits(single: Path, tmp_path: Path) -> None:
     """The test can fail: this network's last bits do depend on the shape of its batch."""
     other = {**TEAM_CONFIG, "sampler": {**TEAM_CONFIG["sampler"], "micro_batch": 3}}
