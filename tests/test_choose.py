@@ -112,6 +112,9 @@ def test_the_method_with_the_best_forecast_runs(monkeypatch):
     assert out.choice.startswith("particle Gibbs was chosen")
     monkeypatch.setattr(choose, "_repeated", lambda pilot: 0.999)
     monkeypatch.setattr(choose, "_found", lambda q: 1.0)  # and the played exchange is believed
+    monkeypatch.setattr(choose._ReplicaExchange, "margin", 1e9)
+    assert not isinstance(cd.sample(MODEL**2.0, LADDER, **options).draws, cd.Chains)
+    monkeypatch.setattr(choose._ReplicaExchange, "margin", 1.0)
     out = cd.sample(MODEL**2.0, LADDER, **options)
     assert isinstance(out.draws, cd.Chains)
     assert out.choice.startswith("replica exchange was chosen")

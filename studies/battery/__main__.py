@@ -58,14 +58,15 @@ def _measured(given: argparse.Namespace, default: tuple[str, ...], name: str) ->
 def _compare(given: argparse.Namespace) -> None:
     records = _measured(given, compare.DEFAULT, "comparison")
     found = compare.costs(records)
-    print(compare.table(found))
-    print()
-    print(compare.summary(found))
+    if given.write and given.held_out is None:
+        found = compare.kept(PAGE.parent, found)
+    made = {"": compare.table(found), " summary": compare.summary(found), " forecasts": compare.forecasts(found)}
+    print("\n\n".join(made.values()))
     compare.figure(found, given.out / "compare.png")
     print(f"Figure: {given.out / 'compare.png'}")
     if given.write:
         kind = "costs" if given.held_out is None else "held out costs"
-        fill(PAGE, {kind: compare.table(found), f"{kind} summary": compare.summary(found)})
+        fill(PAGE, {f"{kind}{name}": text for name, text in made.items()})
         if given.held_out is None:
             compare.figure(found, PAGE.parent / "compare.png")
 

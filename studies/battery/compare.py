@@ -9,8 +9,9 @@ Independent draws of the target at the price of one walk each would cost 1. Repl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,12 @@ import numpy as np
 from studies.battery.calibration import chosen
 from studies.battery.records import Record
 from studies.shared.pages import markdown
+from studies.shared.results import Results
 
-__all__ = ["DEFAULT", "METHODS", "Cost", "costs", "figure", "summary", "table"]
+__all__ = ["DEFAULT", "METHODS", "SMC", "Cost", "costs", "figure", "forecasts", "kept", "summary", "table"]
 
-METHODS = ("SMC", "particle Gibbs", "exchange, few chains", "cd.sample")
+SMC = "SMC, small pilot"
+METHODS = (SMC, "particle Gibbs", "exchange, few chains", "cd.sample")
 DEFAULT = (
     "tempering isotropic d=16 beta=2",
     "tempering isotropic d=32 beta=2",
@@ -41,13 +44,18 @@ DEFAULT = (
     "20d tempering",
     "20d-stiff composition",
 )
+REPLICATES = 16
+"""Cells of tables that have fewer or more state their number."""
 LEAST_EFFECTIVE = 10
 """A method works on a problem if its error is that of so many independent draws at least."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one method on one problem with one budget, its standard error, and the effective draws per run."""
+    """The cost of one method on one problem with one budget, its standard error, and the effective draws per run.
+
+    Of `cd.sample` also how often each method was `chosen`, and the median of what each was predicted to cost.
+    """
 
     problem: str
     method: str
@@ -55,6 +63,9 @@ class Cost:
     value: float
     error: float
     effective: float
+    replicates: int = REPLICATES
+    chosen: dict[str, int] = field(default_factory=dict)
+    predicted: dict[str, float] = field(default_factory=dict)
 
     @property
     def works(self) -> bool:
@@ -76,8 +87,49 @@ def costs(records: Sequence[Record]) -> list[Cost]:
             )
             each = relative * np.array([r["rows"] or budget for r in those]) / walk
             error = float(each.std(ddof=1) / np.sqrt(len(each))) if len(each) > 1 else float("nan")
-            found.append(Cost(problem, method, budget, float(each.mean()), error, 1 / float(relative.mean())))
+            value, effective = float(each.mean()), 1 / float(relative.mean())
+            found.append(Cost(problem, method, budget, value, error, effective, len(those), *_choice(those, walk)))
     return found
+
+
+FORECAST = {"SMC": SMC, "particle Gibbs": "particle Gibbs", "replica exchange": "exchange, few chains"}
+"""What `cd.sample` calls a method, and what the battery calls it."""
+
+
+def _choice(those: Sequence[Record], walk: int) -> tuple[dict[str, int], dict[str, float]]:
+    """How often each method was chosen, and the median of the costs that were predicted."""
+    made = [r for r in those if "chosen" in r]
+    if not made:
+        return {}, {}
+    ideal = 1000 / walk
+    predicted = {FORECAST[name]: float(np.median([ideal / max(r[name], 1e-9) for r in made])) for name in FORECAST}
+    return dict(Counter(FORECAST[r["chosen"]] for r in made)), predicted
+
+
+def kept(folder: Path, found: Sequence[Cost]) -> list[Cost]:
+    """These costs and those that were measured before, which `costs.json` holds; the new ones replace the old ones."""
+    results = Results(folder)
+    cells = {_key(c): c for c in (Cost(**c) for c in results.get("costs") or [])} | {_key(c): c for c in found}
+    order = {name: i for i, name in enumerate(("SMC", *METHODS))}
+    merged = sorted(cells.values(), key=lambda c: (c.budget, c.problem, order.get(c.method, 9)))
+    results.save("costs", [asdict(c) for c in merged])
+    return merged
+
+
+def _key(c: Cost) -> tuple[str, str, int]:
+    return c.problem, c.method, c.budget
+
+
+def forecasts(found: Sequence[Cost]) -> str:
+    """What `cd.sample` predicted each method to cost, what it cost, and which one it chose."""
+    rows = []
+    for own in (c for c in found if c.predicted):
+        of = {c.method: c for c in found if (c.problem, c.budget) == (own.problem, own.budget)}
+        of = {SMC: of["SMC"], **of} if "SMC" in of else of
+        cells = [f"{_digits(own.predicted[m])} / {_digits(of[m].value) if m in of else '-'}" for m in FORECAST.values()]
+        picked = ", ".join(f"{m} {n}" for m, n in sorted(own.chosen.items(), key=lambda item: -item[1]))
+        rows.append([own.problem, f"{own.budget:,}", *cells, picked])
+    return markdown(["problem", "rows", *FORECAST.values(), "chosen"], rows)
 
 
 def _squared(mean: Record) -> float:
@@ -91,7 +143,7 @@ def table(found: Sequence[Cost]) -> str:
     for problem, budget in dict.fromkeys((c.problem, c.budget) for c in found):
         of = {c.method: c for c in found if (c.problem, c.budget) == (problem, budget)}
         best = min(c.value for c in of.values())
-        cells = [f"{_digits(of[m].value)} ± {_digits(of[m].error)}" if m in of else "-" for m in methods]
+        cells = [_cell(of[m]) if m in of else "-" for m in methods]
         cells = [
             f"**{cell}**" if m in of and of[m].value == best else cell for m, cell in zip(methods, cells, strict=True)
         ]
@@ -99,12 +151,17 @@ def table(found: Sequence[Cost]) -> str:
     return markdown(["problem", "rows", *methods], rows)
 
 
+def _cell(c: Cost) -> str:
+    number = "" if c.replicates == REPLICATES else f" ({c.replicates})"
+    return f"{_digits(c.value)} ± {_digits(c.error)}{number}"
+
+
 def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 20 else f"{value:.2g}"
 
 
-MARKS = (("particle Gibbs", "SMC", 2.0), ("exchange, few chains", "SMC", 5.0), ("cd.sample", None, 1.5))
-"""A method, what it is compared with (None: the best of the others), and the ratio that is wanted."""
+MARKS = (("particle Gibbs", "SMC", 2.0), ("exchange, few chains", "SMC", 5.0), ("cd.sample", "", 1.5))
+"""A method, how the names of those begin with the best of which it is compared, and the ratio that is wanted."""
 
 
 def summary(found: Sequence[Cost]) -> str:
@@ -114,11 +171,11 @@ def summary(found: Sequence[Cost]) -> str:
         ratios, sure = [], []
         for problem, budget in dict.fromkeys((c.problem, c.budget) for c in found):
             of = {c.method: c for c in found if (c.problem, c.budget) == (problem, budget)}
-            rest = [c for m, c in of.items() if m != method and other in (None, m)]
+            rest = [c for m, c in of.items() if m != method and m.startswith(other)]
             if method not in of or not rest:
                 continue
             best = min(rest, key=lambda c: c.value)
-            if other is not None and not best.works:
+            if other and not best.works:
                 continue
             ratio = of[method].value / best.value
             spread = ratio * np.hypot(of[method].error / of[method].value, best.error / best.value)
@@ -126,7 +183,7 @@ def summary(found: Sequence[Cost]) -> str:
             sure.append(ratio - 2 * spread <= mark)
         if ratios:
             met = sum(r <= mark for r in ratios)
-            against = "the best of the others" if other is None else f"{other}, where it works"
+            against = f"the best {other}, where it works" if other else "the best of the others"
             median = f"{np.median(ratios):.2g}"
             rows.append(
                 [method, against, f"{mark:g}", median, f"{met} of {len(ratios)}", f"{sum(sure)} of {len(ratios)}"]

@@ -70,7 +70,15 @@ def replica_exchange(problem: Problem, budget: int, seed: int, n_groups: int, n_
 
 def smc(problem: Problem, budget: int, seed: int, n_groups: int, process: Process | None = None) -> list[Group]:
     """As many batches of 64 particles as the budget allows, pooled by their estimates of Z; fitted by a pilot."""
-    found = pilot(problem, budget, seed, process)
+    return _batches(problem, budget, seed, n_groups, pilot(problem, budget, seed, process))
+
+
+def lean_smc(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
+    """The same with the small pilot that the other methods have: less is spent before it begins."""
+    return _batches(problem, budget, seed, n_groups, _small_pilot(problem, budget, seed))
+
+
+def _batches(problem: Problem, budget: int, seed: int, n_groups: int, found: cd.Pilot) -> list[Group]:
     each = N_PARTICLES * problem.walk_rows
     n = max(2, (budget - found.rows) // each)
     sampler = cd.SMC(problem.target, pilot=found, n_particles=N_PARTICLES, n_batches=n * n_groups, seed=seed)
@@ -142,6 +150,7 @@ def chosen_by_pilot(problem: Problem, budget: int, seed: int, n_groups: int) -> 
 METHODS: dict[str, Method] = {
     "replica exchange": replica_exchange,
     "SMC": smc,
+    "SMC, small pilot": lean_smc,
     "exchange, few chains": few_chains,
     "particle Gibbs": particle_gibbs,
     "cd.sample": chosen_by_pilot,

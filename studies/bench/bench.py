@@ -11,13 +11,15 @@ exactly `(M + 1) K` network evaluations per chain.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import crepe_diffusion as cd
 from crepe_diffusion.processes import FisherTable
@@ -41,12 +43,15 @@ class Network(nn.Module):
         sizes = [n + 2 * n_features, *[width] * depth]
         hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.SiLU())]
         self.layers = nn.Sequential(*hidden, nn.Linear(width, n))
-        self.watch, self._started = Watch(), 0.0
+        self.watch, self._started, self.inside = Watch(), 0.0, False
         self.requires_grad_(False)
 
     def forward(self, y: Tensor, sigma: Tensor) -> Tensor:
+        self.inside = True
         with self.watch.running():
-            return self._denoised(y, sigma)
+            out = self._denoised(y, sigma)
+        self.inside = False
+        return out
 
     def _denoised(self, y: Tensor, sigma: Tensor) -> Tensor:
         s = sigma[:, None]
@@ -61,10 +66,25 @@ class Network(nn.Module):
         return denoised
 
     def _enter(self, gradient: Tensor) -> None:
-        self._started = now()
+        self._started, self.inside = now(), True
 
     def _leave(self, gradient: Tensor) -> None:
         self.watch.seconds += now() - self._started
+        self.inside = False
+
+
+class Operations(TorchDispatchMode):
+    """Counts tensor operations outside of a network: what a small problem costs, on whatever machine."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        self.network, self.outside = network, 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), options: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.outside += not self.network.inside
+        return function(*args, **(options or {}))
 
 
 @dataclass(frozen=True)
@@ -85,13 +105,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds and network evaluations of one iteration."""
+    """Seconds and network evaluations of one iteration; tensor operations outside of the network, mean of two."""
 
     case: Case
     seconds: float
     network: float
     random: float
     rows: int
+    operations: int
 
     @property
     def rows_per_second(self) -> float:
@@ -158,7 +179,9 @@ def measure(case: Case, n_warm_up: int = 2, progress: Callable[[], None] = lambd
         times.append((whole.seconds, network.watch.seconds, random.seconds))
         progress()
     seconds, inside, drawing = fastest(times[n_warm_up:])
-    return Timing(case, seconds, inside, drawing, rows)
+    with Operations(network) as counted:
+        chain.step(), chain.step()  # one of each parity
+    return Timing(case, seconds, inside, drawing, rows, counted.outside // 2)
 
 
 @dataclass(frozen=True)
@@ -205,8 +228,9 @@ def iteration_table(timings: Sequence[Timing]) -> Cells:
     for t in timings:
         random = t.random / t.seconds
         shares = [f"{share:.1%}" for share in (t.outside, random, t.outside - random)]
-        lines.append([t.case.name, f"{t.rows:,}", f"{t.rows_per_second:,.0f}", f"{1e3 * t.seconds:.1f}", *shares])
-    return ["network, guidance", "rows", "rows/s", "ms", "outside", "random", "rest"], lines
+        times = [f"{t.rows:,}", f"{t.rows_per_second:,.0f}", f"{1e3 * t.seconds:.1f}"]
+        lines.append([t.case.name, *times, *shares, f"{t.operations:,}"])
+    return ["network, guidance", "rows", "rows/s", "ms", "outside", "random", "rest", "operations outside"], lines
 
 
 def store_table(cost: StoreCost) -> Cells:

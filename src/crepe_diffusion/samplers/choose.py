@@ -10,7 +10,8 @@ log Z of batches varies by about `v = q / (1 - q)`:
     particle Gibbs     (1 - q) / (1 + q) / (n q), less what the kept path ties together; no Z has to be known
     replica exchange   effective arrivals of the planned ladder (plan.py), times exp(-v): they were played by relatives
 
-So SMC is predicted to be best until most of the weight has one ancestor (q = .57), and particle Gibbs beyond.
+So SMC is predicted to be best until most of the weight has one ancestor (q = .57), and particle Gibbs beyond. Replica
+exchange has to be predicted to be better by a margin.
 """
 
 from __future__ import annotations
@@ -53,6 +54,12 @@ AT_ONCE = 1024
 
 MOST_REPEATED = 0.75
 """`q` is taken for this at most: if all particles have one ancestor, they cannot show how many more would have it."""
+
+MARGIN = 3.0
+"""Replica exchange is chosen only if it is predicted to be so many times as good as the others.
+
+A lucky particle that holds most of the pilot's weight lowers the forecast of the others, and less that of the exchange,
+which was then predicted to be up to 2.2 times as good on the battery and was the most expensive method."""
 
 UNSURE, BATCHES = 0.25, 8
 """Batches are made so large that the relative variance of their Z is at most this, since pooling then costs no more
@@ -157,8 +164,13 @@ class Method(ABC):
     name: str
     settings: str
     effective: float
+    """What is predicted, and decides which method runs."""
+    rate: float
+    """The same if all is well: as many rows are planned."""
     least_rows: float
     """What the smallest step of it costs."""
+    margin = 1.0
+    """How many times as good as others it must be predicted to be."""
 
     def __init__(self, pilot: Pilot, options: Mapping[str, Any]):
         self.pilot, self.options = pilot, {**options, "process": pilot.process, "proposal": pilot.proposal}
@@ -190,12 +202,13 @@ class _Smc(Method):
     def __init__(self, pilot: Pilot, rows: float, wanted: int, options: Mapping[str, Any]):
         super().__init__(pilot, options)
         n, q = pilot.n, _repeated(pilot)
-        self.effective = 1000 / (n * q * self.particle_rows) * _found(q)
+        self.rate = 1000 / (n * q * self.particle_rows)
+        self.effective = self.rate * _found(q)
         affordable = max(1, int(rows / self.particle_rows))
         unsure = (n * q - 1) / (n - 1)
         size = n * 2 ** max(0, math.ceil(math.log2(max(unsure, 1e-9) / UNSURE)))
         self.n_particles = max(n, min(size, affordable // BATCHES))
-        needed = max(1, math.ceil(1.2 * wanted / self.effective * 1000 / self.particle_rows / self.n_particles))
+        needed = max(1, math.ceil(1.2 * wanted / self.rate * 1000 / self.particle_rows / self.n_particles))
         batches = max(1, affordable // self.n_particles)
         passes = math.ceil(batches / min(batches, max(1, AT_ONCE // self.n_particles), needed))
         self.n_batches = max(1, batches // passes)
@@ -234,7 +247,7 @@ class _ParticleGibbs(Method):
     def __init__(self, pilot: Pilot, rows: float, options: Mapping[str, Any]):
         super().__init__(pilot, options)
         q = _repeated(pilot)
-        self.effective = 1000 / (pilot.n * q * self.particle_rows) * (1 - q) / (1 + q)
+        self.effective = self.rate = 1000 / (pilot.n * q * self.particle_rows) * (1 - q) / (1 + q)
         self.least_rows = pilot.n * self.particle_rows
         self.settings = f"{pilot.n} particles"
         self.sampler: ParticleGibbs | None = None
@@ -251,12 +264,14 @@ class _ParticleGibbs(Method):
 
 class _ReplicaExchange(Method):
     name = "replica exchange"
+    margin = MARGIN
 
     def __init__(self, pilot: Pilot, rows: float, options: Mapping[str, Any]):
         super().__init__(pilot, options)
         plan = pilot.plan()
         best = plan.best
-        self.effective, self.ladder = best.effective * _found(_repeated(pilot)), plan.ladder
+        self.rate, self.ladder = best.effective, plan.ladder
+        self.effective = self.rate * _found(_repeated(pilot))
         each = pilot.iteration_rows(best.pairs, best.substeps)
         # A chain should have time for some ten trips.
         trip = 2 * best.pairs * (1 + best.delay / best.pairs)
@@ -355,7 +370,7 @@ def sample(
             _ReplicaExchange(found, left, options),
             _ParticleGibbs(found, left, options),
         ]
-        methods.sort(key=lambda m: -m.effective)
+        methods.sort(key=lambda m: -m.effective / m.margin)
         forecasts = tuple(m.forecast for m in methods)
         return _run(methods[0], found, forecasts, wanted, budget, chosen, track, None)
 
@@ -373,7 +388,7 @@ def _run(
     """Go on until the worst scalar has enough effective draws, the budget is spent, or the callback stops."""
     size, stopped = 0.0, False
     spent = pilot.rows if draws is None else draws.evaluations.rows
-    ahead = 1000 * wanted / method.effective
+    ahead = 1000 * wanted / method.rate
     while True:
         rows = min(ahead, budget - spent)
 

@@ -38,26 +38,47 @@ def test_independent_draws_cost_one():
 
 
 def test_a_run_that_broke_off_has_found_nothing():
-    broken = {**run("SMC", 0.0), "means": {}, "rows": 0}
-    (cost,) = compare.costs([broken, run("SMC", 0.0)])
+    broken = {**run(compare.SMC, 0.0), "means": {}, "rows": 0}
+    (cost,) = compare.costs([broken, run(compare.SMC, 0.0)])
     assert cost.effective == pytest.approx(2)
     assert not cost.works
 
 
 def test_marks_are_judged_against_the_best_of_the_others(tmp_path: Path):
-    runs = [run("SMC", d) for d in (0.1, -0.1)] + [run("particle Gibbs", d) for d in (0.13, -0.13)]
+    runs = [run(compare.SMC, d) for d in (0.1, -0.1)] + [run("particle Gibbs", d) for d in (0.13, -0.13)]
     runs += [run("exchange, few chains", d) for d in (0.3, -0.3)] + [run("cd.sample", d) for d in (0.11, -0.11)]
     found = compare.costs(runs)
     text = compare.summary(found)
-    assert "| particle Gibbs | SMC, where it works | 2 | 1.7 | 1 of 1 | 1 of 1 |" in text
-    assert "| exchange, few chains | SMC, where it works | 5 | 9 | 0 of 1 | 0 of 1 |" in text
+    assert "| particle Gibbs | the best SMC, where it works | 2 | 1.7 | 1 of 1 | 1 of 1 |" in text
+    assert "| exchange, few chains | the best SMC, where it works | 5 | 9 | 0 of 1 | 0 of 1 |" in text
     assert "| cd.sample | the best of the others | 1.5 | 1.2 | 1 of 1 | 1 of 1 |" in text
     assert compare.table(found).count("**") == 2
     compare.figure(found, tmp_path / "compare.png")
     assert (tmp_path / "compare.png").stat().st_size > 5_000
 
 
-@pytest.mark.parametrize("method", ["exchange, few chains", "particle Gibbs", "cd.sample"])
+def test_costs_are_kept_and_new_ones_replace_the_old(tmp_path: Path):
+    runs = [run(compare.SMC, 0.1), run(compare.SMC, -0.1), run("cd.sample", 0.2), run("cd.sample", -0.2)]
+    first = compare.kept(tmp_path, compare.costs(runs))
+    assert [c.method for c in first] == ["SMC, small pilot", "cd.sample"]
+    again = compare.kept(tmp_path, compare.costs([run(compare.SMC, 0.3), run("particle Gibbs", 0.3, budget=500)]))
+    assert [(c.method, c.budget) for c in again] == [("particle Gibbs", 500), (compare.SMC, 1000), ("cd.sample", 1000)]
+    assert again[1].value == pytest.approx(9 * first[0].value)
+    assert again[2] == first[1]
+
+
+def test_forecasts_stand_beside_what_was_measured():
+    walk = chosen(PROBLEM).walk_rows
+    ideal = 1000 / walk  # effective draws per 1,000 rows, at a cost of 1
+    made = {"SMC": ideal / 2, "particle Gibbs": ideal / 4, "replica exchange": ideal / 8, "chosen": "SMC"}
+    deviation = (walk / 1000) ** 0.5
+    runs = [run(compare.SMC, 2 * deviation), {**run("cd.sample", deviation), **made}]
+    runs += [{**run("cd.sample", deviation), **made, "chosen": "replica exchange"}]
+    text = compare.forecasts(compare.costs(runs))
+    assert f"| {PROBLEM} | 1,000 | 2 / 4 | 4 / - | 8 / - | SMC, small pilot 1, exchange, few chains 1 |" in text
+
+
+@pytest.mark.parametrize("method", ["SMC, small pilot", "exchange, few chains", "particle Gibbs", "cd.sample"])
 def test_methods_obey_the_budget_with_their_set_up(method):
     problem = tokens("masked", 4, 3)
     one, two = METHODS[method](problem, 2000, 1, 2)
