@@ -115,7 +115,8 @@ def measure(length: int, levels: int, width: int, depth: int, guided: bool, kind
     options = {"process": process_of(kind, prompt, levels), "micro_batch": 1 + guided}
     nothing = torch.zeros(1, 1, VOCAB)
     first = target_of(lambda ids, noise: nothing.expand(*ids.shape, -1), kind, prompt, guided)
-    start = cd.ReplicaExchange(first, cd.ladder.linear(levels, 0.001, 0.999), **options)
+    least = 0.0 if kind == "turns" else 0.001
+    start = cd.ReplicaExchange(first, cd.ladder.linear(levels, least, 0.999), **options)
     target = target_of(network, kind, prompt, guided)
     chain = cd.ReplicaExchange(target, start.ladder, start=start.snapshot(), **options)
     with torch.no_grad():
