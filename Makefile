@@ -34,6 +34,7 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes page
 
 images: $(READY) ## the study of images from shipped weights: tables, curves, pictures (an hour)
+	$(RUN).images settings
 	$(RUN).images known
 	test ! -e studies/images/weights/mnist-14.safetensors || $(RUN).images trained
 	$(RUN).images page

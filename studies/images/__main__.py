@@ -51,8 +51,14 @@ def fit(options: argparse.Namespace) -> None:
 
 def run_known(options: argparse.Namespace) -> None:
     results = Results(options.out)
-    names = known.run_all(options.data, results, options.seeds, lambda case: case.size <= options.size)
+    names = known.run_all(
+        options.data, results, options.seeds, lambda case: case.size <= options.size and options.only in case.name
+    )
     _follow(names, options, "known truth: problems and seeds")
+
+
+def run_settings(options: argparse.Namespace) -> None:
+    print(known.compare_settings(problems.known_law("mnist", 14, options.data), Results(options.out)))
 
 
 def run_trained(options: argparse.Namespace) -> None:
@@ -100,6 +106,8 @@ def main(arguments: list[str] | None = None) -> None:
     command("fit", fit, "fit the known law to the images and keep it")
     sub = command("known", run_known, "every method against a known truth, up to this size; continues")
     sub.add_argument("--seeds", type=int, default=4)
+    sub.add_argument("--only", default="", help='problems whose name has this in it, such as "mnist 4 14 guided 4"')
+    command("settings", run_settings, "what the settings of particles do to guidance by 4, with a known truth")
     sub = command("trained", run_trained, "guidance, wishes and a change of mind with the trained network; continues")
     sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
     sub.add_argument("--seeds", type=int, default=3)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ import torch
 
 import crepe_diffusion as cd
 from studies.images import problems
-from studies.images.methods import GUIDANCE, REWARD, Setting, after_burn_in
+from studies.images.methods import GUIDANCE, REWARD, Method, Setting, after_burn_in, families, smc
 from studies.images.mixture import FactorLaw, fit_law
 from studies.images.problems import SIGMA_MAX, SIGMA_MIN, Problem
 from studies.shared.results import Results
 
-__all__ = ["CASES", "Case", "measure", "run_all"]
+__all__ = ["CASES", "Case", "compare_settings", "measure", "run_all"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Case:
     kind: str
     what: str
     size: int = 14
-    n_steps: int = 64
+    n_steps: int = 128
     n_states: int = 32_768
 
     @property
@@ -41,7 +42,8 @@ class Case:
         return f"known {self.images} {self.label} {self.size} {self.kind} {self.what}"
 
     def problem(self, law: FactorLaw) -> Problem:
-        steps = Setting(SIGMA_MIN, SIGMA_MAX, self.n_steps, 0).ladder(1)
+        # Variances are smooth in log t: they are measured at every fourth step.
+        steps = Setting(SIGMA_MIN, SIGMA_MAX, self.n_steps, 0).ladder(4)
         if self.kind == "guided":
             return problems.guided(law, self.label, float(self.what), steps)
         if self.kind == "tilted":
@@ -72,7 +74,10 @@ def measure(case: Case, problem: Problem, seed: int) -> tuple[dict[str, dict[str
     for name, method in (GUIDANCE if case.kind == "guided" else REWARD).items():
         began = time.process_time()
         out = method(problem.target, setting, seed)
-        cost = {"rows": out.evaluations.rows, "seconds": time.process_time() - began}
+        cost: dict[str, Any] = {"rows": out.evaluations.rows, "seconds": time.process_time() - began}
+        cost["families"] = families(out)
+        if problem.log_z is not None:
+            cost["log z"] = out.log_z.value - problem.log_z
         found[name] = problems.errors(problem, out.x, out.weights) | cost
         found[name]["of components"] = problem.shares(out.x, out.weights).tolist()
         if isinstance(out, cd.Chains):
@@ -105,6 +110,43 @@ def run_all(
             yield name
 
 
+SETTINGS: dict[str, tuple[int, Callable[..., Method], str]] = {
+    "RNE, 64 steps, resampled after every 4": (64, partial(smc, cd.PathWork(), 4), "diagonal"),
+    "RNE, 64 steps, after every step": (64, partial(smc, cd.PathWork()), "diagonal"),
+    "RNE, 128 steps, after every step": (128, partial(smc, cd.PathWork()), "diagonal"),
+    "RNE, 128 steps, one variance for all directions": (128, partial(smc, cd.PathWork()), "isotropic"),
+    "FKC, 64 steps, resampled after every 4": (64, partial(smc, cd.FeynmanKac(), 4), "diagonal"),
+    "FKC, 128 steps, after every step": (128, partial(smc, cd.FeynmanKac()), "diagonal"),
+}
+"""What was varied, alike for both weights: steps of a walk, when particles are resampled, variances of the kernels."""
+
+
+def compare_settings(law: FactorLaw, results: Results, n_batches: int = 8, seed: int = 0) -> str:
+    """Why particles err at w = 4: the least effective number on the way, families that are left, and log Z.
+
+    Batches of `n_states / n_batches / n_steps` particles are judged one by one.
+    """
+    case = replace(CASES[0], n_states=2 * CASES[0].n_states)
+    problem = case.problem(law)
+    assert problem.log_z is not None
+    found = {}
+    for name, (n_steps, method, variance) in SETTINGS.items():
+        process = problem.process if variance == "diagonal" else cd.processes.Gaussian(variance="fisher")
+        setting = Setting(SIGMA_MIN, SIGMA_MAX, n_steps, case.n_states, process)
+        out = method(n_batches=n_batches, pool="equal")(problem.target, setting, seed)
+        assert isinstance(out, cd.Particles)
+        batches = [out.of_batches([b]) for b in range(n_batches)]
+        found[name] = {
+            "particles": out.log_weights.shape[1],
+            "least ess": out.level_ess.amin(0).tolist(),
+            "families": [families(batch) for batch in batches],
+            "log z": (out.batch_log_z - problem.log_z).tolist(),
+            "shares": [problems.errors(problem, batch.x, batch.weights)["shares"] for batch in batches],
+        }
+    results.save("settings", {"case": asdict(case), "seed": seed, "found": found})
+    return "settings"
+
+
 def tiny() -> dict[str, float]:
     """Errors of plain guidance and of CREPE on invented images of 4 x 4 pixels, in seconds."""
     generator = torch.Generator().manual_seed(0)
@@ -113,6 +155,6 @@ def tiny() -> dict[str, float]:
     x = centres[which] + 0.3 * torch.randn(3000, 1, 4, 4, generator=generator)
     label = (torch.rand(3000, generator=generator) < torch.linspace(0.1, 0.9, 6)[which]).long()
     law = fit_law(x, label, n_components=6, n_factors=2)
-    case = Case("mnist", 1, "guided", "3", n_steps=32, n_states=16_384)
+    case = Case("mnist", 1, "guided", "3", n_steps=32, n_states=32_768)
     found, _ = measure(case, case.problem(law), seed=0)
     return {name: error["shares"] for name, error in found.items()}

@@ -8,11 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
 
-__all__ = ["GUIDANCE", "REWARD", "Method", "Setting", "after_burn_in", "crepe", "gibbs", "plain", "smc"]
+__all__ = [
+    "GUIDANCE",
+    "REWARD",
+    "Method",
+    "Setting",
+    "after_burn_in",
+    "crepe",
+    "families",
+    "gibbs",
+    "piloted",
+    "plain",
+    "smc",
+]
 
 
 @dataclass(frozen=True)
@@ -42,8 +55,8 @@ def plain(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
     return cd.Plain(target, setting.ladder(1), process=setting.process, seed=seed).sample(n, progress=False)
 
 
-def smc(weight: cd.Weight, substeps: int = 4, cost: int = 1, n_batches: int = 1) -> Method:
-    """Batches are independent runs and count equally, as a user of one of them would see it."""
+def smc(weight: cd.Weight, substeps: int = 1, cost: int = 1, n_batches: int = 1, pool: str = "z") -> Method:
+    """Every `substeps` steps, batches with unequal weights are resampled. `pool="equal"`: each is a run of its own."""
 
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
         n = setting.n_states // (cost * setting.n_steps + 1) // n_batches
@@ -52,7 +65,7 @@ def smc(weight: cd.Weight, substeps: int = 4, cost: int = 1, n_batches: int = 1)
             setting.ladder(substeps),
             n_particles=n,
             n_batches=n_batches,
-            pool="equal",
+            pool=pool,
             weight=weight,
             process=setting.process,
             seed=seed,
@@ -62,7 +75,7 @@ def smc(weight: cd.Weight, substeps: int = 4, cost: int = 1, n_batches: int = 1)
     return run
 
 
-def gibbs(n_particles: int = 64, substeps: int = 4, n_chains: int = 1) -> Method:
+def gibbs(n_particles: int = 32, substeps: int = 1, n_chains: int = 1) -> Method:
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
         sweep = (n_particles - 1) * (setting.n_steps + 1) + setting.n_steps
         n = max(1, setting.n_states // n_chains // sweep - 1)  # the first pass costs about as much as a sweep
@@ -91,6 +104,38 @@ def crepe(substeps: int = 16, n_chains: int = 8) -> Method:
     return run
 
 
+def piloted(n_particles: int = 32, n_chains: int = 2) -> Method:
+    """Replica exchange as the library recommends it: a pilot plans the levels and starts the replicas, and is paid."""
+
+    def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
+        found = cd.pilot(
+            target, setting.ladder(1), n=n_particles, process=setting.process, seed=seed + 1000, progress=False
+        )
+        plan = found.plan()
+        begin = n_chains * plan.ladder.n_levels  # every replica is evaluated where it starts
+        rows = (setting.n_states - begin) * found.state_rows - found.rows
+        n = int(rows / n_chains / found.iteration_rows(plan.best.pairs, plan.best.substeps))
+        chain = cd.ReplicaExchange(target, plan.ladder, pilot=found, n_chains=n_chains, seed=seed)
+        return chain.sample(max(2, n), progress=False)
+
+    return run
+
+
+def families(out: cd.Result) -> float | None:
+    """How many independent families count, `1 / sum_g W_g^2`: descendants of one draw at the noise end are one family.
+
+    Draws cannot be worth more independent ones than that. None where families are not recorded (particle Gibbs).
+    """
+    if isinstance(out, cd.Chains):
+        which = out.tours.flatten().unique(return_inverse=True)[1]
+    elif isinstance(out, cd.Particles):
+        which = out.eve
+    else:
+        return None
+    shares = torch.zeros(int(which.max()) + 1, dtype=torch.float64).index_add(0, which, out.weights)
+    return 1 / float(shares.square().sum())
+
+
 def after_burn_in(out: cd.Chains, share: float = 0.25) -> Tensor:
     """The draws without this share of the first iterations, whose rows were paid for all the same."""
     return out.chains[int(share * len(out.chains)) :].flatten(0, 1)
@@ -101,14 +146,13 @@ GUIDANCE: dict[str, Method] = {
     "FKC": smc(cd.FeynmanKac()),
     "RNE-SMC": smc(cd.PathWork()),
     "particle Gibbs": gibbs(),
-    "CREPE": crepe(),
+    "CREPE": piloted(),
 }
 REWARD: dict[str, Method] = {
     "plain guidance": plain,
     "FKC": smc(cd.FeynmanKac(), cost=2),
     "RNE-SMC": smc(cd.PathWork()),
-    "twisted": smc(cd.Twisted()),
     "FK-steering": smc(cd.Steering()),
     "particle Gibbs": gibbs(),
-    "CREPE": crepe(),
+    "CREPE": piloted(),
 }

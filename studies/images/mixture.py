@@ -24,7 +24,7 @@ import crepe_diffusion as cd
 from crepe_diffusion.models import Model
 from crepe_diffusion.processes import FisherTable, Gaussian, Process
 
-__all__ = ["FactorLaw", "FactorMixture", "fit_law", "guided_draws", "measured_process"]
+__all__ = ["FactorLaw", "FactorMixture", "fit_law", "guided_draws", "guided_log_mass", "measured_process"]
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,24 @@ def guided_draws(law: FactorLaw, label: int, scale: float, n: int, stream: cd.St
     return x[:n], len(x) / tried
 
 
+def guided_log_mass(law: FactorLaw, label: int, scale: float, stream: cd.Stream, t: float, n: int = 10_000) -> float:
+    """log of the mean of `p_t(c | x)^(w-1)` over draws of p_t(x | c), which is `log Z_t + (w - 1) log p(c)`."""
+    x = law.conditional(label).sample(n, stream, t)
+    return float(((scale - 1) * law.class_log_probability(x, label, t)).logsumexp(0)) - math.log(n)
+
+
 def measured_process(models: Sequence[FactorMixture], ladder: cd.Ladder, n: int = 1000, seed: int = 0) -> Gaussian:
-    """Kernels with one variance per principal direction of the first model, measured on exact draws of every model."""
+    """Kernels with one variance per principal direction of the first model, measured on exact draws of every model.
+
+    They are measured at the levels of the ladder and interpolated between them.
+    """
     stream = cd.Stream(seed)
     draws = [model.sample(n, stream.at("draws", j)) for j, model in enumerate(models)]
     axes = torch.linalg.eigh(torch.cov(draws[0].flatten(1).T))[1].T.flip(0).contiguous()
     process = Gaussian(variance="fisher-diagonal", basis=axes)
     tables = [
-        cd.information_from_data(model, x, ladder.times, process, stream.at("noise", j)).state_dict()
+        cd.information_from_data(model, x, ladder.levels, process, stream.at("noise", j)).state_dict()
         for j, (model, x) in enumerate(zip(models, draws, strict=True))
     ]
     values, mean = (torch.cat([table[key] for table in tables]) for key in ("values", "mean"))
-    return process.fitted(FisherTable(ladder.times, values, mean))
+    return process.fitted(FisherTable(ladder.levels, values, mean))

@@ -23,7 +23,7 @@ from torch.nn.functional import conv2d
 import crepe_diffusion as cd
 from crepe_diffusion.run import publish
 from studies.images.data import load_images
-from studies.images.mixture import FactorLaw, FactorMixture, fit_law, guided_draws, measured_process
+from studies.images.mixture import FactorLaw, FactorMixture, fit_law, guided_draws, guided_log_mass, measured_process
 
 __all__ = [
     "SIGMA_MAX",
@@ -83,6 +83,8 @@ class Problem:
     judge: FactorMixture
     kept: float
     """How much a simple sampler's draws would count: of p(x|c), or of the conjugate posterior."""
+    log_z: float | None = None
+    """log of the normaliser at level 0 over that at the noise end, where it is known."""
 
     def shares(self, x: Tensor, weights: Tensor) -> Tensor:
         """The share of each component of the judge."""
@@ -103,7 +105,10 @@ def guided(law: FactorLaw, label: int, scale: float, steps: cd.Ladder, seed: int
     process = measured_process([unconditional, conditional], steps, seed=seed)
     target = cd.guided(conditional, unconditional, scale)
     x, kept = guided_draws(law, label, scale, N_TRUTH, cd.Stream(seed).at("truth"), SIGMA_MIN)
-    return Problem(f"w = {scale:g}", target, process, x, torch.full((len(x),), 1 / len(x)).double(), conditional, kept)
+    weights = torch.full((len(x),), 1 / len(x)).double()
+    # Both normalisers have the factor p(c)^(1-w), which cancels.
+    log_z = math.log(kept) - guided_log_mass(law, label, scale, cd.Stream(seed).at("noise end"), float(steps.times[-1]))
+    return Problem(f"w = {scale:g}", target, process, x, weights, conditional, kept, log_z)
 
 
 @dataclass(frozen=True)

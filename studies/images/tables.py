@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def mean_and_error(values: Sequence[float], digits: int = 3) -> str:
     if len(values) > 1:
         error = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
         text += f" ± {error:.{digits}f}"
-    return text.replace("0.", ".") if abs(mean) < 1 else text
+    return re.sub(r"\b0\.", ".", text) if abs(mean) < 1 else text
 
 
 # -- storey 1 ----------------------------------------------------------------------------------------------
@@ -39,6 +40,11 @@ def mean_and_error(values: Sequence[float], digits: int = 3) -> str:
 
 def seeds_of(results: Results, case: Case) -> list[dict[str, Any]]:
     return [results[name] for name in results.names(f"{case.name} seed *".replace(" ", "-"))]
+
+
+def known_value(value: float | None) -> bool:
+    """Plain guidance has no log Z, and particle Gibbs no families."""
+    return value is not None and not math.isnan(value)
 
 
 def known_table(results: Results, cases: Iterable[Case], key: str, digits: int) -> str | None:
@@ -49,7 +55,10 @@ def known_table(results: Results, cases: Iterable[Case], key: str, digits: int) 
         return None
     names: list[str] = []
     for records in found.values():
-        names += [name for name in records[0]["errors"] if name not in names]
+        there = [name for name, error in records[0]["errors"].items() if known_value(error.get(key))]
+        names += [name for name in there if name not in names]
+    if key in ("families", "log z"):  # of all draws of a chain, so once is enough
+        names = [name for name in names if not name.endswith("burn-in dropped")]
     head = ["method", *(column(case, records) for case, records in found.items())]
     rows = []
     for name in names:
@@ -59,6 +68,26 @@ def known_table(results: Results, cases: Iterable[Case], key: str, digits: int) 
             cells.append(mean_and_error(values, digits) if values else "–")
         rows.append([f"{name}, as many draws" if name == "truth" else name, *cells])
     return markdown(head, rows)
+
+
+def settings_table(results: Results) -> str | None:
+    """What the settings of SMC do at w = 4, per batch: mean and standard error over batches."""
+    record = results.get("settings")
+    if record is None:
+        return None
+    rows = []
+    for name, found in record["found"].items():
+        cells = [mean_and_error(found[key], digits) for key, digits in SETTING_COLUMNS.values()]
+        rows.append([name, found["particles"], *cells])
+    return markdown(["setting", "particles", *SETTING_COLUMNS], rows)
+
+
+SETTING_COLUMNS = {
+    "least ESS on the way": ("least ess", 1),
+    "families at the end": ("families", 1),
+    "log Z, too large by": ("log z", 2),
+    "TV of shares": ("shares", 3),
+}
 
 
 def column(case: Case, records: list[dict[str, Any]]) -> str:
@@ -188,6 +217,10 @@ def fill_page(results: Results, page: Path) -> list[Path]:
     makers: dict[str, Callable[[], str | None]] = {
         "guidance shares": lambda: known_table(results, guided, "shares", 3),
         "guidance frechet": lambda: known_table(results, guided, "frechet", 2),
+        "guidance families": lambda: known_table(results, guided, "families", 0),
+        "guidance log z": lambda: known_table(results, guided, "log z", 2),
+        "settings": lambda: settings_table(results),
+        "rewards families": lambda: known_table(results, others, "families", 0),
         "rewards": lambda: known_table(results, others, "shares", 3),
         "rewards frechet": lambda: known_table(results, others, "frechet", 2),
         "trained mnist": lambda: together(guidance_table(results, "mnist"), guidance_figure(results, "mnist")),

@@ -69,9 +69,9 @@ def table_methods(n: int, runs: int) -> dict[str, Method]:
     small = max(2, min(n // 2, 32))
     return {
         "plain CFG": plain,
-        "FKC": smc(cd.FeynmanKac(), n_batches=runs),
-        "RNE-SMC": smc(cd.PathWork(), n_batches=runs),
-        "particle Gibbs": gibbs(small, n_chains=runs),
+        "FKC": smc(cd.FeynmanKac(), 4, n_batches=runs, pool="equal"),
+        "RNE-SMC": smc(cd.PathWork(), 4, n_batches=runs, pool="equal"),
+        "particle Gibbs": gibbs(small, 4, n_chains=runs),
         "CREPE": crepe(substeps=8, n_chains=runs),
     }
 

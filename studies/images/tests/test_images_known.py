@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_mean, refuted
-from studies.images import data, known, mixture, problems
+from studies.images import data, known, methods, mixture, problems
 
 T = 0.3
 
@@ -75,6 +76,42 @@ def test_guided_draws_have_the_guided_law(law):
 
     check(w)
     refuted(lambda: check(w - 1))
+
+
+def test_the_normaliser_of_a_guided_law(law):
+    w, n = 3.0, 40_000
+    share = float((law.weights @ law.labels)[0])
+    x = law.unconditional().sample(n, cd.Stream(12), T)  # by other draws, and by densities alone
+    log_ratio = law.conditional(0).log_prob(x, T) - law.unconditional().log_prob(x, T)
+    expected = float((w * log_ratio).exp().mean())  # the mean over p of (p(x|c) / p(x))^w
+
+    def check(scale):
+        found = mixture.guided_log_mass(law, 0, scale, cd.Stream(13), T, n) - (scale - 1) * math.log(share)
+        assert abs(math.exp(found) - expected) < 0.03 * expected  # four standard errors of both
+
+    check(w)
+    refuted(lambda: check(w - 0.1))
+
+
+def test_twisted_smc_is_path_work_for_one_model_with_a_gradient(law):
+    target = law.unconditional().tilt(problems.Linear(cd.Stream(8).normal((6,)), 0.3), guidance="gradient")
+    setting = methods.Setting(0.1, 10.0, 8, 40 * 9, cd.processes.Gaussian(variance=1.0))
+    both = [methods.smc(weight)(target, setting, 3) for weight in (cd.PathWork(), cd.Twisted())]
+    torch.testing.assert_close(both[0].weights, both[1].weights)
+    torch.testing.assert_close(both[0].x, both[1].x)
+
+
+def test_families_are_counted_by_their_weight(law):
+    target = cd.guided(law.conditional(0), law.unconditional(), 2.0)
+    setting = methods.Setting(0.1, 10.0, 8, 4 * 20 * 9, cd.processes.Gaussian(variance=1.0))
+    out = methods.smc(cd.PathWork())(target, setting, 0)
+    shares = [float(out.weights[out.eve == e].sum()) for e in out.eve.unique()]
+    assert methods.families(out) == pytest.approx(1 / sum(share**2 for share in shares))
+    assert methods.families(methods.plain(target, setting, 0)) is None
+    out = methods.piloted(8)(target, replace(setting, n_states=1000), 0)
+    assert out.evaluations.rows <= 2 * 1000
+    _, sizes = out.tours.unique(return_counts=True)
+    assert methods.families(out) == pytest.approx(len(out.x) ** 2 / int(sizes.square().sum()))
 
 
 def only(law, k):
