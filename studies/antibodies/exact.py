@@ -1,4 +1,4 @@
-"""Three free residues, all 8,000 sequences: how far is each sampler from the enumerated law?
+"""Three free residues, all 8,000 sequences (and two, all 400): how far is each sampler from the enumerated law?
 
     TV  =  1/2 sum_x |share of x among the draws - pi(x)|
 
@@ -17,7 +17,7 @@ import crepe_diffusion as cd
 from crepe_diffusion.processes import Masked
 from studies.antibodies.design import Known, N, enumerated
 
-__all__ = ["METHODS", "Law", "floor", "laws", "measure", "total_variation"]
+__all__ = ["METHODS", "Law", "floor", "human", "laws", "measure", "total_variation"]
 
 
 @dataclass(frozen=True)
@@ -38,34 +38,42 @@ class Law:
         return process
 
 
-def laws(
-    sapiens: Known, antiberty: Known, without_loops: Known, parent: Tensor, log_human: Tensor | None = None
-) -> list[Law]:
-    """Tempering, composition, guidance and tilts of k residues; `parent` (k,) are those of the mouse antibody.
-
-    `without_loops` is Sapiens with the binding loops hidden. `log_human` (20^k,) is a black box that was asked of all
-    sequences; without it the tilt is by the number of mutations alone.
-    """
-    k = sapiens.k
-    complete = torch.cartesian_prod(*[torch.arange(N)] * k).reshape(-1, k)
-    p, q, hidden = sapiens.model(), antiberty.model(), without_loops.model()
-    penalty = -0.7 * (complete != parent).sum(1).to(torch.float64)
-    total = penalty if log_human is None else penalty + log_human.to(torch.float64)
-    powers = N ** torch.arange(k - 1, -1, -1)
+def _tilted(name: str, known: Known, total: Tensor) -> Law:
+    """The law of a network times `exp` of a reward that is known of all sequences, (20^k,)."""
+    powers = N ** torch.arange(known.k - 1, -1, -1)
 
     def reward(x: Tensor) -> Tensor:
         return total[(x * powers).sum(-1)]
 
+    target = known.model().tilt(reward, on="mode", anneal=cd.anneal.linear())
+    return Law(name, target, *enumerated([(known, 1.0)], total), known.k)
+
+
+def _penalty(parent: Tensor) -> Tensor:
+    """0.7 nats for every residue that differs from `parent` (k,), of all sequences."""
+    complete = torch.cartesian_prod(*[torch.arange(N)] * len(parent)).reshape(-1, len(parent))
+    return -0.7 * (complete != parent).sum(1).to(torch.float64)
+
+
+def laws(sapiens: Known, antiberty: Known, without_loops: Known, parent: Tensor) -> list[Law]:
+    """Tempering, composition, guidance, and a tilt to few mutations of `parent` (k,), the mouse's residues.
+
+    `without_loops` is Sapiens with the binding loops hidden.
+    """
+    p, q, hidden = sapiens.model(), antiberty.model(), without_loops.model()
     found = []
-    for name, target, factors, tilt in (
-        ("Sapiens^2", p**2.0, [(sapiens, 2.0)], None),
-        ("Sapiens x AntiBERTy", p * q, [(sapiens, 1.0), (antiberty, 1.0)], None),
-        ("guidance by the loops, w = 2", cd.guided(p, hidden, 2.0), [(sapiens, 2.0), (without_loops, -1.0)], None),
-        ("Sapiens, tilted", p.tilt(reward, on="mode", anneal=cd.anneal.linear()), [(sapiens, 1.0)], total),
+    for name, target, factors in (
+        ("Sapiens^2", p**2.0, [(sapiens, 2.0)]),
+        ("Sapiens x AntiBERTy", p * q, [(sapiens, 1.0), (antiberty, 1.0)]),
+        ("guidance by the loops, w = 2", cd.guided(p, hidden, 2.0), [(sapiens, 2.0), (without_loops, -1.0)]),
     ):
-        probabilities, log_z = enumerated(factors, tilt)
-        found.append(Law(name, target, probabilities, log_z, k))
-    return found
+        found.append(Law(name, target, *enumerated(factors), sapiens.k))
+    return [*found, _tilted("few mutations", sapiens, _penalty(parent))]
+
+
+def human(sapiens: Known, parent: Tensor, log_human: Tensor) -> Law:
+    """Sapiens times P(human), a black box that was asked of all sequences (20^k,), and few mutations."""
+    return _tilted("human, few mutations (k = 2)", sapiens, _penalty(parent) + log_human.to(torch.float64))
 
 
 def total_variation(law: Law, x: Tensor, weights: Tensor) -> float:

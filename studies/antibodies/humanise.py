@@ -1,8 +1,10 @@
-"""Twenty-four residues of a mouse antibody, where nobody knows the law: what each method offers instead.
+"""Some twenty residues of a mouse antibody, where nobody knows the law: what each method offers.
 
-    pi(x)  ~  p_Sapiens(x | the frozen residues)  P_AntiBERTy(human | x)  exp(-0.5 mutations)
+    tilted        pi(x)  ~  p_Sapiens(x)  P_AntiBERTy(human | x)  exp(-mutations / 2)
+    both models   pi(x)  ~  E_order[ p_Sapiens(x; order)^(1/2)  p_AntiBERTy(x; order)^(1/2) ]
 
-Judged by what none of the methods but the tilt has seen: AntiBERTy's species head and both models' pseudo-likelihoods.
+Judged by AntiBERTy's species head, which the tilt has seen and the others have not, and by pseudo-likelihoods of both
+models. Every method may use as much as `n` plain draws cost; those that ask AntiBERTy for every residue, half of it.
 """
 
 from __future__ import annotations
@@ -15,29 +17,61 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
+from crepe_diffusion.processes import Process
 from studies.antibodies.antibody import ANTIBODIES, MASK, Antibody, decode
 from studies.antibodies.design import N, Network, language_model
 
-__all__ = ["METHODS", "Task", "greedy", "judge", "pseudo_likelihood"]
+__all__ = ["METHODS", "Offer", "Remembered", "Task", "greedy", "judge", "pseudo_likelihood"]
 
 PRICE = 0.5
 """Nats that a mutation costs."""
 N_LEVELS = 5
 
 
+class Remembered:
+    """A black box of sequences that is asked only once for each of them.
+
+    >>> box = Remembered(lambda x: x.sum(1).double())
+    >>> box(torch.tensor([[1, 2], [1, 2], [3, 4]])).tolist(), box.n_asked
+    ([3.0, 3.0, 7.0], 2)
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        self.function = function
+        self.answers: dict[bytes, Tensor] = {}
+
+    @property
+    def n_asked(self) -> int:
+        return len(self.answers)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        keys = [row.numpy().tobytes() for row in x]
+        new = {key: i for i, key in enumerate(keys) if key not in self.answers}
+        if new:
+            self.answers |= dict(zip(new, self.function(x[list(new.values())]), strict=True))
+        return torch.stack([self.answers[key] for key in keys])
+
+
 @dataclass(frozen=True)
 class Task:
-    """An antibody, its free positions, the model to draw from, and the black box `log P(human)`."""
+    """An antibody, its free positions, the model to draw from, another one, and the black box `log P(human)`."""
 
     antibody: Antibody
     free: Sequence[int]
     network: Network
+    other: Network
     log_human: Callable[[Tensor], Tensor]
 
     @property
     def model(self) -> Any:
         """The language model of the free positions."""
         return language_model(self.network, self.antibody.prompt(self.free))
+
+    @property
+    def counted(self) -> Process:
+        """Its process with as many masks in all states of a level."""
+        process: Process = self.model.process().counted()
+        return process
 
     @property
     def hidden_loops(self) -> Tensor:
@@ -58,6 +92,32 @@ class Task:
         tilted: cd.Target = self.model.tilt(self.log_human, name="human", **options)
         return tilted.tilt(few, name="mutations", **options)
 
+    @property
+    def both(self) -> cd.Target:
+        """The geometric mean of both models."""
+        other = language_model(self.other, self.antibody.prompt(self.free))
+        both: cd.Target = self.model**0.5 * other**0.5
+        return both
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Sequences of equal weight, and what they cost: network rows, and rows of the black box."""
+
+    x: Tensor
+    rows: int = 0
+    rewards: int = 0
+
+    @classmethod
+    def of(cls, out: cd.Result, seed: int) -> Offer:
+        n = len(out.x)
+        u = (torch.arange(n) + cd.Stream(seed).at("resample").uniform((1,))) / n
+        index = torch.searchsorted(out.weights.cumsum(0).to(torch.float64), u).clamp(max=n - 1)
+        return cls(out.x[index], out.evaluations.rows, out.evaluations.rewards)
+
+
+Method = Callable[[Task, int, int], Offer]
+
 
 def greedy(task: Task, rounds: int = 1) -> Tensor:
     """As Sapiens itself humanises: the most probable residues at once, nothing masked; here at free positions."""
@@ -70,51 +130,87 @@ def greedy(task: Task, rounds: int = 1) -> Tensor:
     return x
 
 
-def _plain(task: Task, target: cd.Target | cd.models.Model, n: int, seed: int) -> Tensor:
-    return cd.Plain(target, cd.ladder.linear(2), seed=seed, micro_batch=64).sample(n, progress=False).x
+Target = Callable[[Task], cd.Target]
 
 
-def _smc(task: Task, n: int, seed: int) -> Tensor:
-    out = cd.SMC(task.tilted, cd.ladder.linear(N_LEVELS), n_particles=n, seed=seed, micro_batch=64)
-    return out.sample(progress=False).resampled(cd.Stream(seed))
+def _plain(target: Target) -> Method:
+    def run(task: Task, n: int, seed: int) -> Offer:
+        sampler = cd.Plain(target(task), cd.ladder.linear(2), seed=seed, micro_batch=64)
+        return Offer.of(sampler.sample(n, progress=False), seed)
+
+    return run
 
 
-def _gibbs(task: Task, n: int, seed: int) -> Tensor:
-    """Two chains of 8 particles; the kept draw of each sweep, after the first."""
-    particles, chains = 8, 2
-    sampler = cd.ParticleGibbs(
-        task.tilted, cd.ladder.linear(N_LEVELS), n_particles=particles, n_chains=chains, seed=seed, micro_batch=64
-    )
-    draws = []
-    for sweep in range(max(2, n // (particles * chains) - 1)):
-        sampler.step()
-        if sweep:
-            draws.append(sampler.output())
-    return torch.cat(draws)
+def _smc(target: Target, n_levels: int = N_LEVELS) -> Method:
+    def run(task: Task, n: int, seed: int) -> Offer:
+        sampler = cd.SMC(
+            target(task),
+            cd.ladder.linear(n_levels),
+            n_particles=n,
+            seed=seed,
+            micro_batch=64,
+            process=task.counted,
+        )
+        return Offer.of(sampler.sample(progress=False), seed)
+
+    return run
 
 
-def _exchange(task: Task, n: int, seed: int) -> Tensor:
-    """Four chains, a quarter of the iterations dropped; an iteration costs about as much as a particle."""
-    chains = 4
-    chain = cd.ReplicaExchange(task.tilted, cd.ladder.linear(N_LEVELS), n_chains=chains, seed=seed, micro_batch=64)
-    total = max(4, n // chains - 1)
-    return chain.sample(total - total // 4, burn_in=total // 4, progress=False).x
+def _gibbs(target: Target) -> Method:
+    """One chain of 16 particles; the pass of SMC with which it begins is dropped."""
+
+    def run(task: Task, n: int, seed: int) -> Offer:
+        particles = min(16, n // 2)
+        sampler = cd.ParticleGibbs(
+            target(task),
+            cd.ladder.linear(N_LEVELS),
+            n_particles=particles,
+            seed=seed,
+            micro_batch=64,
+            process=task.counted,
+        )
+        return Offer.of(sampler.sample(max(1, n // particles - 1), progress=False), seed)
+
+    return run
 
 
-METHODS: dict[str, Callable[[Task, int, int], Tensor]] = {
-    "the mouse antibody": lambda task, n, seed: task.antibody.tokens[None],
-    "greedy, as Sapiens does": lambda task, n, seed: greedy(task),
-    "greedy, three rounds": lambda task, n, seed: greedy(task, rounds=3),
-    "plain Sapiens": lambda task, n, seed: _plain(task, task.model, n, seed),
-    "plain guidance by the loops, w = 2": lambda task, n, seed: _plain(
-        task,
-        cd.guided(task.model, task.model.hiding(task.hidden_loops), 2.0),
-        n,
-        seed,
-    ),
-    "tilted, SMC": _smc,
-    "tilted, particle Gibbs": _gibbs,
-    "tilted, replica exchange": _exchange,
+def _exchange(target: Target) -> Method:
+    """Four chains, started from a pilot that costs half; an iteration of a chain costs about as much as a particle."""
+
+    def run(task: Task, n: int, seed: int) -> Offer:
+        chains, law, ladder = 4, target(task), cd.ladder.linear(N_LEVELS)
+        start = cd.pilot(law, ladder, n=max(4, n // 4), process=task.counted, seed=seed, micro_batch=64)
+        chain = cd.ReplicaExchange(
+            law, ladder, pilot=start, n_chains=chains, seed=seed, micro_batch=64, process=task.counted
+        )
+        return Offer.of(chain.sample(max(2, n // 2 // chains), progress=False), seed)
+
+    return run
+
+
+def _guided(task: Task) -> cd.Target:
+    return cd.guided(task.model, task.model.hiding(task.hidden_loops), 2.0)
+
+
+def _half(method: Method) -> Method:
+    """For targets whose rows are dear."""
+    return lambda task, n, seed: method(task, n // 2, seed)
+
+
+METHODS: dict[str, Method] = {
+    "the mouse antibody": lambda task, n, seed: Offer(task.antibody.tokens[None]),
+    "greedy, as Sapiens does": lambda task, n, seed: Offer(greedy(task), 1),
+    "greedy, three rounds": lambda task, n, seed: Offer(greedy(task, rounds=3), 3),
+    "plain Sapiens": _plain(lambda task: task.model.as_target()),
+    "plain guidance by the loops, w = 2": _plain(_guided),
+    "tilted, weighting alone": _smc(lambda task: task.tilted, 2),
+    "tilted, SMC": _smc(lambda task: task.tilted),
+    "tilted, particle Gibbs": _gibbs(lambda task: task.tilted),
+    "tilted, replica exchange": _exchange(lambda task: task.tilted),
+    "both models, plain": _half(_plain(lambda task: task.both)),
+    "both models, SMC": _half(_smc(lambda task: task.both)),
+    "both models, particle Gibbs": _half(_gibbs(lambda task: task.both)),
+    "both models, replica exchange": _half(_exchange(lambda task: task.both)),
 }
 
 
@@ -131,8 +227,9 @@ def pseudo_likelihood(network: Network, x: Tensor, free: Sequence[int]) -> Tenso
     return torch.stack(out)
 
 
-def judge(task: Task, x: Tensor, antiberty: Network, n_slow: int = 4) -> dict[str, float | str]:
-    """What an engineer would ask; AntiBERTy's pseudo-likelihood is of the first `n_slow` different draws alone."""
+def judge(task: Task, offer: Offer, n_slow: int = 4) -> dict[str, float | str]:
+    """What an engineer would ask; pseudo-likelihoods are of `n_slow` of the draws alone."""
+    x = offer.x
     unique = torch.unique(x, dim=0)
     few = x[torch.linspace(0, len(x) - 1, min(n_slow, len(x))).long()]
     human = task.log_human(unique)
@@ -144,10 +241,12 @@ def judge(task: Task, x: Tensor, antiberty: Network, n_slow: int = 4) -> dict[st
     found: dict[str, float | str] = {
         "draws": n,
         "different": len(unique),
+        "rows": offer.rows,
+        "rewards": offer.rewards,
         "P(human)": float(log_human.exp().mean()),
         "log P(human)": float(log_human.mean()),
         "Sapiens": float(pseudo_likelihood(task.network, few, task.free).mean()),
-        "AntiBERTy": float(pseudo_likelihood(antiberty, few, task.free).mean()),
+        "AntiBERTy": float(pseudo_likelihood(task.other, few, task.free).mean()),
         "mutations": float(task.antibody.n_mutations(x).to(torch.float64).mean()),
         "apart": float(apart.sum() / max(1, n * (n - 1))),
         "best": decode(x[int(log_human.argmax())]),

@@ -12,7 +12,13 @@ from studies.shared.results import Results
 
 __all__ = ["fill_page"]
 
-LAWS = ("Sapiens^2", "Sapiens x AntiBERTy", "guidance by the loops, w = 2", "Sapiens, tilted")
+LAWS = (
+    "Sapiens^2",
+    "Sapiens x AntiBERTy",
+    "guidance by the loops, w = 2",
+    "few mutations",
+    "human, few mutations (k = 2)",
+)
 
 
 def _seeds(results: Results, stem: str) -> list[Any]:
@@ -40,16 +46,28 @@ def enumerated(results: Results) -> str | None:
     return markdown(["law", "independent draws", *exact.METHODS], rows) if rows else None
 
 
+def long_runs(results: Results) -> str | None:
+    """Eight times the rows on the first law, one seed: what falls with the rows, and what stays."""
+    rows = []
+    for method in ("SMC", "particle Gibbs", "replica exchange"):
+        found = results.get(f"long {method}")
+        if found:
+            rows.append([method, f"{found['tv']:.4f}", f"{found['floor']:.4f}", f"{found['log_z']:+.4f}"])
+    return markdown(["method", "TV", "independent draws", "log Z - truth"], rows) if rows else None
+
+
 def humanised(results: Results, antibody: str, k: int) -> str | None:
     """What each method offers, means over draws (and over seeds)."""
     columns = {"P(human)": 3, "log P(human)": 2, "Sapiens": 2, "AntiBERTy": 2, "mutations": 1, "apart": 1}
+    costs = ("rows", "rewards")
     rows = []
     for method in humanise.METHODS:
         found = _seeds(results, f"humanise {antibody} {k} {method}")
         if found:
             numbers = [_mean([f[name] for f in found], digits) for name, digits in columns.items()]
             rows.append([method, *numbers, f"{found[0]['different']} of {found[0]['draws']}"])
-    return markdown(["method", *columns, "different"], rows) if rows else None
+            rows[-1] += [found[0][cost] for cost in costs]
+    return markdown(["method", *columns, "different", "rows", "black box"], rows) if rows else None
 
 
 def best(results: Results, antibody: str, k: int) -> str | None:
@@ -62,6 +80,7 @@ def best(results: Results, antibody: str, k: int) -> str | None:
 def fill_page(page: Path, results: Results) -> Path:
     found = {
         "enumerated": enumerated(results),
+        "long": long_runs(results),
         "humanised": humanised(results, "4D5", 24),
         "sequences": best(results, "4D5", 24),
     }

@@ -36,7 +36,7 @@ class Case:
     strength: float = 1.2
     unconditional: str = "own tree"
     kind: str = "masked"
-    rows: int = 100_000
+    rows: int = 51_000
     n_truth: int = 100_000
 
     @property
@@ -54,9 +54,9 @@ def cases() -> list[Case]:
     first = Case()
     return [
         first,
-        replace(first, unconditional="mixture", strength=3.0, rows=60_000),
+        replace(first, unconditional="mixture", strength=3.0),
         replace(first, digit=4),
-        replace(first, kind="uniform", rows=60_000),
+        replace(first, kind="uniform"),
         replace(first, side=28, rows=400_000),
     ]
 
@@ -109,8 +109,12 @@ def _piece(problem: Guided, out: cd.Result, pooled: bool = False) -> Piece:
     return Piece(out.evaluations.rows, means, log_z, log_z if pooled else 0.0)
 
 
-def _process(case: Case, at_once: int | str | None) -> Process:
-    return Masked(2, at_once=at_once) if case.kind == "masked" else Uniform(2, at_once=at_once)
+def _process(case: Case, at_once: int | str | None, counted: bool = True) -> Process:
+    """Counted masks (`processes.Counted`), unless the masks are thrown by coins or all pixels of a step at once."""
+    if case.kind == "uniform":
+        return Uniform(2, at_once=at_once)
+    masked = Masked(2, at_once=at_once)
+    return masked.counted() if counted and at_once is not None else masked
 
 
 def _proposal(case: Case, strength: float | None) -> cd.Proposal:
@@ -149,6 +153,7 @@ class Particles:
     strength: float | None = None
     most: int = 128
     lee: bool = False
+    counted: bool = True
 
     def log_z(self, values: list[float]) -> float:
         return _log_mean(values)
@@ -164,7 +169,7 @@ class Particles:
             cd.ladder.linear(steps + 1),
             n_particles=self.most,
             seed=seed,
-            process=_process(case, self.at_once),
+            process=_process(case, self.at_once, self.counted),
             proposal=_proposal(case, self.strength),
             **ways,  # type: ignore[arg-type]
         )
@@ -180,6 +185,8 @@ class Chain:
     piece: int
     log_z: Callable[[list[float]], float]
     """From the estimates of the pieces: those of replica exchange are of all iterations so far."""
+    dropped: float = 0.25
+    """The share of the pieces that is not used."""
 
     def run(self, case: Case, problem: Guided, seed: int) -> Iterator[Piece]:
         sampler = self.make(case, problem, seed)
@@ -187,18 +194,19 @@ class Chain:
             yield _piece(problem, sampler.sample(self.piece, progress=False))
 
 
-def crepe(strength: float | None = None, n_levels: int = 5, n_chains: int = 8) -> Chain:
-    def make(case: Case, problem: Guided, seed: int) -> cd.ReplicaExchange:
-        return cd.ReplicaExchange(
-            problem.target,
-            cd.ladder.linear(n_levels),
-            n_chains=n_chains,
-            seed=seed,
-            process=_process(case, 1),
-            proposal=_proposal(case, strength),
-        )
+def crepe(strength: float | None = None, n_chains: int = 8) -> Chain:
+    """Chains on the ladder that a pilot plans, from its population; the pilot costs a fifth of the rows."""
 
-    return Chain(make, piece=4, log_z=lambda values: values[-1])
+    def make(case: Case, problem: Guided, seed: int) -> cd.ReplicaExchange:
+        masked, n_pixels = case.kind == "masked", case.side**2
+        n_steps = n_pixels if masked else 16  # counted masks: a level per pixel, of which the plan takes some
+        per_particle = N_MODELS * (2 * n_steps + 1) * (1 if masked else 8)
+        options: dict[str, Any] = {"process": _process(case, 1), "proposal": _proposal(case, strength), "seed": seed}
+        n = max(8, case.rows // 5 // per_particle)
+        found = cd.pilot(problem.target, cd.ladder.linear(n_steps + 1), n=n, **options)
+        return cd.ReplicaExchange(problem.target, pilot=found, n_chains=n_chains, **options)
+
+    return Chain(make, piece=4, log_z=lambda values: values[-1], dropped=0.1)
 
 
 def gibbs(strength: float | None = None, n_particles: int = 32, n_chains: int = 2) -> Chain:
@@ -219,6 +227,7 @@ def gibbs(strength: float | None = None, n_particles: int = 32, n_chains: int = 
 METHODS: dict[str, Plain | Particles | Chain] = {
     "plain guidance": Plain(),
     "SMC of Lee et al.": Particles(at_once=None, lee=True),
+    "SMC, coins": Particles(counted=False),
     "SMC": Particles(),
     "SMC, two pixels at once": Particles(at_once=2),
     "SMC, proposal 1": Particles(strength=1.0),
@@ -232,7 +241,7 @@ METHODS: dict[str, Plain | Particles | Chain] = {
 
 
 def measure(case: Case, method: str, seed: int, known: Known, problem: Guided) -> dict[str, Any]:
-    """Run until the rows are used up; the first quarter of a chain is dropped. Errors, and log Z less the truth."""
+    """Run until the rows are used up; the first pieces of a chain are dropped. Errors, and log Z less the truth."""
     way = METHODS[method]
     pieces: list[Piece] = []
     for piece in way.run(case, problem, seed):
@@ -240,7 +249,7 @@ def measure(case: Case, method: str, seed: int, known: Known, problem: Guided) -
         cost = piece.rows - (pieces[-2].rows if len(pieces) > 1 else 0)
         if piece.rows + cost > 1.02 * case.rows:
             break
-    kept = pieces[len(pieces) // 4 :] if isinstance(way, Chain) else pieces
+    kept = pieces[int(way.dropped * len(pieces)) :] if isinstance(way, Chain) else pieces
     shares = torch.tensor([p.log_weight for p in kept], dtype=torch.float64).softmax(0)
     errors = {}
     for name, truth in known.means.items():

@@ -77,7 +77,8 @@ def test_kept_answers_are_the_networks(two):
 
 def test_corrected_methods_are_near_the_floor_and_the_others_are_not(two):
     """Order matters in these networks, exponents do not sum to 1, and the reward is a black box."""
-    for law in exact.laws(two[0], two[1], two[2], LITTLE.tokens[[2, 7]], -torch.linspace(0, 3, 400)):
+    parent = LITTLE.tokens[[2, 7]]
+    for law in [*exact.laws(*two, parent)[:3], exact.human(two[0], parent, -torch.linspace(0, 3, 400))]:
         rows = 6_000
         floor = exact.floor(law, rows)
         found = {method: exact.measure(law, method, rows, 0) for method in exact.METHODS}
@@ -91,21 +92,24 @@ def test_corrected_methods_are_near_the_floor_and_the_others_are_not(two):
 
 def test_every_method_humanises_and_keeps_what_is_frozen():
     free = least_likely(Toy(3), LITTLE, 4)
-    task = humanise.Task(LITTLE, free, Toy(3), lambda x: -(x == 3).sum(1).to(torch.float64))
+    human = humanise.Remembered(lambda x: -(x == 3).sum(1).to(torch.float64))
+    task = humanise.Task(LITTLE, free, Toy(3), Toy(4), human)
     frozen = [i for i in range(10) if i not in free]
     drawn = {name: method(task, 32, 0) for name, method in humanise.METHODS.items()}
-    for name, x in drawn.items():
+    for name, offer in drawn.items():
+        x = offer.x
         assert (x[:, frozen] == LITTLE.tokens[frozen]).all(), name
         assert (x < MASK).all(), name
-        found = humanise.judge(task, x, Toy(3))
+        found = humanise.judge(task, offer)
         assert 0 < found["different"] <= found["draws"] == len(x)
+        assert offer.rows <= 1.3 * 32 * (len(free) + 1) * (2 if "guidance" in name else 1), name
     rewards = {reward.name: reward.function for reward in task.tilted.rewards}
     two_mutations = LITTLE.tokens.clone()[None]
     two_mutations[0, :2] = 3
     assert rewards["mutations"](two_mutations).tolist() == [-2 * humanise.PRICE]
     assert rewards["human"] is task.log_human
     best = task.network(LITTLE.tokens[None])[0, :, :20].argmax(-1)
-    assert (drawn["greedy, as Sapiens does"][0, free] == best[free]).all()
+    assert (drawn["greedy, as Sapiens does"].x[0, free] == best[free]).all()
 
 
 def test_pseudo_likelihoods_mask_one_residue_at_a_time():

@@ -132,7 +132,7 @@ def test_every_method_of_the_study_runs_and_is_counted(tmp_path, monkeypatch):
         "SMC of Lee et al.": study.Particles(at_once=None, lee=True, most=3),
         "SMC": study.Particles(most=60),
         "particle Gibbs": study.gibbs(n_particles=16, n_chains=1),
-        "replica exchange": study.crepe(n_chains=4, n_levels=3),
+        "replica exchange": study.crepe(n_chains=4),
     }
     monkeypatch.setattr(study, "METHODS", small)
     monkeypatch.setattr(tables, "METHODS", small)
