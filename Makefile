@@ -78,8 +78,8 @@ test-slow: $(READY) ## run the heavier checks
 	$(BIN)/python -m pytest -n 2 -m slow
 
 kill-test: $(READY) ## kill runs, processes and power; damage, exchange and watch files; random configurations
-	$(BIN)/python -m pytest tests/test_run_kill.py tests/test_run_rollback.py tests/test_run_team.py tests/test_run_fuzz.py \
-		-m "slow or not slow" -s
+	$(BIN)/python -m pytest tests/test_run_kill.py tests/test_run_rollback.py tests/test_run_team.py tests/test_run_groups.py \
+		tests/test_run_fuzz.py -m "slow or not slow" -s
 
 mutants: $(READY) ## plant 150 small faults and count those that a test notices; goes on where it was stopped
 	$(BIN)/python tools/mutants.py
