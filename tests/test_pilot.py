@@ -348,6 +348,19 @@ def test_tokens_are_walked_too():
     assert len({pilots[0].iteration_rows(c.pairs, c.substeps) for c in cuts}) == 1
 
 
+def test_plans_do_not_depend_on_how_particles_are_numbered(small):
+    """Those on their way up are found from those on their way down by what is predicted of them, not by their place."""
+    p = replace(small[0], **{name: getattr(small[0], name)[..., :16] for name in ("down", "log_weights")})
+    # Features of their own: relatives have equal ones at the data end, and then their places decide.
+    features = cd.Stream(0).normal((2, STEPS + 1, 16, 3))
+    p = replace(p, x=p.x[:, :16], features=features, up=p.up[:, :16], up_log_weights=p.log_weights)
+    order = cd.Stream(1).uniform((16,)).argsort()
+    features = torch.stack([p.features[0], p.features[1][:, order]])
+    other = replace(p, features=features, up=p.up[:, order], up_log_weights=p.up_log_weights[:, order])
+    assert [c.effective for c in other.plan().cuts] == [c.effective for c in p.plan().cuts]
+    assert replace(other, features=p.features).plan().cuts != p.plan().cuts, "the works belong to their particles"
+
+
 def test_rows_of_an_iteration_are_those_of_a_chain(small):
     p = small[0]
     chain = cd.ReplicaExchange(TARGET, cd.ladder.karras(5, 0.02, 10.0, substeps=8), n_chains=3, pilot=p)
