@@ -44,7 +44,6 @@ def from_velocity(
     """
     if not callable(velocity):
         raise InputError(f"a flow is a function velocity(x, t), got {velocity!r}")
-    check_arguments(velocity, 2 if condition is None else 3)
     if noise_at not in (0, 1):
         raise InputError(
             f"noise_at is the time of pure noise, 0 (flow_matching, torchcfm) or 1 (diffusers, SiT), got {noise_at!r}"
@@ -56,7 +55,10 @@ def from_velocity(
         parametrisation = AffinePath(path, float(noise_at), 1.0 - float(noise_at))
         _ = parametrisation.ends  # a path that runs the other way is refused here
     network = Network(velocity, _velocity, parametrisation)
-    return Pretrained(network, event_shape, condition, decode=decode, dtype=dtype, process=process)
+    made = Pretrained(network, event_shape, condition, decode=decode, dtype=dtype, process=process)
+    # After the condition was read: a prompt that nothing can encode is the better explanation.
+    check_arguments(velocity, 2 if condition is None else 3)
+    return made
 
 
 def _velocity(network: Any, x: Tensor, t: Tensor, condition: Any) -> Tensor:
