@@ -25,6 +25,7 @@ import crepe_diffusion as cd
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Masked, Process, Uniform
 from studies.digits.trees import Forest, chow_liu
+from studies.shared.exact import Truth
 from studies.shared.training import load_weights
 
 __all__ = ["Guided", "TreeModel", "Truth", "binary_digits", "fit_trees", "load_trees"]
@@ -115,20 +116,6 @@ class TreeModel(cd.models.Model):
     def log_prob(self, x: Tensor) -> Tensor:
         """`log p(x)` of clean pictures."""
         return (self.log_weights[:, None] + self.forest.log_prob(x.flatten(1))).logsumexp(0)
-
-
-@dataclass(frozen=True)
-class Truth:
-    """Exact draws (n, pixels) with normalised weights (n,), and `log Z`."""
-
-    x: Tensor
-    weights: Tensor
-    log_z: float
-
-    @property
-    def share(self) -> float:
-        """The effective share of the draws."""
-        return 1 / (len(self.x) * float(self.weights.square().sum()))
 
 
 @dataclass(frozen=True)

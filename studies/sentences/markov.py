@@ -23,6 +23,7 @@ from torch import Tensor
 import crepe_diffusion as cd
 from crepe_diffusion.errors import InputError, check_choice
 from crepe_diffusion.processes import Masked, Process
+from studies.shared.exact import Truth
 from studies.shared.training import load_weights, save_tensors
 
 __all__ = ["Bank", "Guided", "MarkovModel", "Truth", "fit", "load_twin", "make_twin", "words_of"]
@@ -205,20 +206,6 @@ class MarkovModel(cd.models.Model):
     def log_prob(self, x: Tensor) -> Tensor:
         """`log p(x)` of complete sentences."""
         return (self.log_weights[:, None] + self.bank.log_evidence(x)).logsumexp(0)
-
-
-@dataclass(frozen=True)
-class Truth:
-    """Exact draws (n, L) with normalised weights (n,), and `log Z`."""
-
-    x: Tensor
-    weights: Tensor
-    log_z: float
-
-    @property
-    def share(self) -> float:
-        """The effective share of the draws."""
-        return 1 / (len(self.x) * float(self.weights.square().sum()))
 
 
 @dataclass(frozen=True)
