@@ -20,6 +20,7 @@ import crepe_diffusion as cd
 from crepe_diffusion.processes import Masked, Process, Uniform
 from studies.digits.laws import Guided, load_trees
 from studies.digits.trees import Forest
+from studies.shared.exact import Known
 
 __all__ = ["METHODS", "Case", "cases", "floors", "measure", "truth_of"]
 
@@ -61,27 +62,9 @@ def cases() -> list[Case]:
     ]
 
 
-@dataclass(frozen=True)
-class Known:
-    """The truth: means of all numbers, their variances for one draw, and log Z."""
-
-    means: Means
-    variances: dict[str, float]
-    log_z: float
-    share: float
-
-
 def truth_of(case: Case, problem: Guided) -> Known:
-    """From weighted exact draws, in pieces."""
-    truth = problem.truth(case.n_truth)
-    sums: dict[str, list[Tensor]] = {}
-    for x, w in zip(truth.x.split(4096), truth.weights.split(4096), strict=True):
-        for name, values in problem.statistics(x).items():
-            first, second = sums.setdefault(name, [torch.zeros(()), torch.zeros(())])
-            sums[name] = [first + w @ values, second + w @ values.square()]
-    means = {name: first for name, (first, _) in sums.items()}
-    variances = {name: float((second - first.square()).mean()) for name, (first, second) in sums.items()}
-    return Known(means, variances, truth.log_z, truth.share)
+    """From weighted exact draws."""
+    return problem.truth(case.n_truth).known(problem.statistics)
 
 
 def floors(case: Case, known: Known) -> dict[str, float]:

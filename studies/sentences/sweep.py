@@ -19,6 +19,7 @@ from torch import Tensor
 import crepe_diffusion as cd
 from crepe_diffusion.processes import Masked
 from studies.sentences.markov import Bank, Guided
+from studies.shared.exact import Known
 
 __all__ = ["METHODS", "PAPER", "Cell", "cells", "floors", "known", "measure", "paper"]
 
@@ -55,27 +56,9 @@ PAPER = [Cell("own", 1.4, 1.0), Cell("own", 1.4, 1.4)]
 """Where the paper saw a drop of accuracy, and where it did not."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """Means of all statistics under the truth, their variances for one draw, log Z, and the share that counts."""
-
-    means: dict[str, Tensor]
-    variances: dict[str, float]
-    log_z: float
-    share: float
-
-
 def known(problem: Guided, n: int = N_TRUTH) -> Known:
     """The truth of a guided law, from weighted exact draws."""
-    truth = problem.truth(n)
-    sums: dict[str, list[Tensor]] = {}
-    for x, w in zip(truth.x.split(8192), truth.weights.split(8192), strict=True):
-        for name, values in problem.statistics(x).items():
-            first, second = sums.setdefault(name, [torch.zeros(()), torch.zeros(())])
-            sums[name] = [first + w @ values, second + w @ values.square()]
-    means = {name: first for name, (first, _) in sums.items()}
-    variances = {name: float((second - first.square()).mean()) for name, (first, second) in sums.items()}
-    return Known(means, variances, truth.log_z, truth.share)
+    return problem.truth(n).known(problem.statistics)
 
 
 def floors(truth: Known, rows: int, length: int) -> dict[str, float]:
