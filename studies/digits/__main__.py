@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from studies.digits import laws, pictures, study, tables
+from studies.digits import laws, network, pictures, study, tables
 from studies.shared.results import Results
 from studies.shared.training import save_tensors
 
@@ -21,6 +21,11 @@ def fit(options: argparse.Namespace) -> None:
         about = {"data": "MNIST, 60,000 training images, ink above one half", "side": str(side)}
         save_tensors(options.out / f"trees-{side}.safetensors", tensors, about)
         print(f"Wrote {options.out / f'trees-{side}.safetensors'}")
+
+
+def train(options: argparse.Namespace) -> None:
+    for line in network.train_network(options.mnist, options.out, options.preset):
+        print(" ".join(f"{name} {value:.4g}" for name, value in line.items()), flush=True)
 
 
 def measure(options: argparse.Namespace) -> None:
@@ -63,6 +68,11 @@ def main() -> None:
     command.add_argument("--mnist", type=Path, default=Path("data/mnist.npz"))
     command.add_argument("--out", type=Path, default=laws.WEIGHTS)
     command.set_defaults(run=fit)
+    command = commands.add_parser("train", help="train the network of grey levels; goes on where it was stopped")
+    command.add_argument("--mnist", type=Path, default=Path("data/mnist.npz"))
+    command.add_argument("--preset", choices=list(network.PRESETS), default="small")
+    command.add_argument("--out", type=Path, default=Path("runs/digits"))
+    command.set_defaults(run=train)
     command = commands.add_parser("measure", help="errors of all methods against the truth")
     command.add_argument("--case", type=int, choices=range(len(study.cases())), help="one case only")
     command.add_argument("--method", action="append", choices=list(study.METHODS), help="these methods only")

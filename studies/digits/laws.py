@@ -28,23 +28,28 @@ from studies.digits.trees import Forest, chow_liu
 from studies.shared.exact import Truth
 from studies.shared.training import load_weights
 
-__all__ = ["Guided", "TreeModel", "Truth", "binary_digits", "fit_trees", "load_trees"]
+__all__ = ["Guided", "TreeModel", "Truth", "binary_digits", "fit_trees", "load_trees", "read_digits"]
 
 N_CLASSES = 10
 WEIGHTS = Path(__file__).parent / "weights"
 
 
-def binary_digits(path: Path, side: int, part: str = "train") -> tuple[Tensor, Tensor]:
-    """Pictures (n, side * side) of 0 and 1, and their labels, from `mnist.npz`; 14 pixels a side are means of four."""
+def read_digits(path: Path, part: str = "train") -> tuple[np.ndarray, Tensor]:
+    """Pictures (n, 28, 28), 0 for paper and 1 for ink, and their labels, from `mnist.npz`."""
     if not path.exists():
         raise InputError(f"no file {path}: it holds x_train, y_train, x_test, y_test of MNIST as arrays of numpy")
+    with np.load(path, allow_pickle=False) as file:
+        return file[f"x_{part}"].astype("float32") / 255, torch.from_numpy(file[f"y_{part}"].astype("int64"))
+
+
+def binary_digits(path: Path, side: int, part: str = "train") -> tuple[Tensor, Tensor]:
+    """Pictures (n, side * side) of 0 and 1, and their labels, from `mnist.npz`; 14 pixels a side are means of four."""
     if side not in (14, 28):
         raise InputError(f"side must be 14 or 28, got {side!r}")
-    with np.load(path, allow_pickle=False) as file:
-        grey, labels = file[f"x_{part}"].astype("float32") / 255, file[f"y_{part}"].astype("int64")
+    grey, labels = read_digits(path, part)
     n = len(grey)
     grey = grey.reshape(n, side, 28 // side, side, 28 // side).mean((2, 4))
-    return torch.from_numpy(grey > 0.5).reshape(n, -1).long(), torch.from_numpy(labels)
+    return torch.from_numpy(grey > 0.5).reshape(n, -1).long(), labels
 
 
 def fit_trees(x: Tensor, labels: Tensor) -> dict[str, Tensor]:

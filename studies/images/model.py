@@ -19,8 +19,8 @@ from torch import Tensor
 import crepe_diffusion as cd
 from crepe_diffusion.processes import FisherTable, Gaussian
 from studies.images.data import Images, load_images
-from studies.images.network import Classifier, UNet
 from studies.images.wishes import MEASURES
+from studies.shared.networks import Classifier, UNet
 from studies.shared.training import Settings, load_weights, loss, save_weights, train
 
 __all__ = ["NETWORKS", "NOISE", "SETTINGS", "Painter", "load_painter", "ship", "train_classifier", "train_model"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from studies.images import data, model, network
+from studies.images import data, model
+from studies.shared import networks
 from studies.shared.results import Results
 from studies.shared.training import Settings, save_weights
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory):
     settings = Settings(n_steps=3, batch=8, warm_up=1)
     list(model.train_model("mnist", root / "data", root / "trained", TINY, settings))
     torch.manual_seed(1)
-    judge = network.Classifier(width=4, n_features=6, size=14)
+    judge = networks.Classifier(width=4, n_features=6, size=14)
     save_weights(root / "trained" / "mnist-14-classifier.safetensors", judge, {})
     assert data.load_images("mnist", root / "data")[0].x.shape == (200, 1, 28, 28)
     return root

@@ -1,4 +1,4 @@
-"""The denoiser of small grey images: a class-conditional U-Net inside EDM's preconditioning.
+"""Networks of small grey images that several studies train: a class-conditional U-Net, and a classifier.
 
 Pixels enter and leave in blocks of 2 x 2, so nearly all work on images of 28 x 28 is done at 14 x 14 and 7 x 7: at full
 size the same number of operations would buy a quarter of the channels.
@@ -55,18 +55,22 @@ class Attention(nn.Module):
 
 
 class UNet(nn.Module):
-    """`F(y, c_noise, label)` for grey images of an even size; the label `n_classes` stands for "no label"."""
+    """`F(y, c_noise, label)` for images of an even size; the label `n_classes` stands for "no label".
+
+    Images (rows, n_in, size, size) become (rows, n_out, size, size): one and one for grey values, the length of an
+    embedding and the number of levels for tokens.
+    """
 
     waves: Tensor
 
-    def __init__(self, width: int = 32, depth: int = 2, n_classes: int = 10):
+    def __init__(self, width: int = 32, depth: int = 2, n_classes: int = 10, n_in: int = 1, n_out: int = 1):
         super().__init__()
         wide, n_embedding = 2 * width, 4 * width
         self.n_classes = n_classes
         self.register_buffer("waves", torch.linspace(0.5, 12.0, 16), persistent=False)
         self.noise = nn.Sequential(nn.Linear(32, n_embedding), nn.SiLU(), nn.Linear(n_embedding, n_embedding))
         self.label = nn.Embedding(n_classes + 1, n_embedding)
-        self.first = nn.Conv2d(4, width, 3, padding=1)
+        self.first = nn.Conv2d(4 * n_in, width, 3, padding=1)
         self.down = nn.ModuleList(Block(width, width, n_embedding) for _ in range(depth))
         self.shrink = nn.Conv2d(width, wide, 3, stride=2, padding=1)
         self.middle = nn.ModuleList(Block(wide, wide, n_embedding) for _ in range(depth))
@@ -74,7 +78,7 @@ class UNet(nn.Module):
         self.after = nn.ModuleList(Block(wide, wide, n_embedding) for _ in range(depth))
         self.grow = nn.Conv2d(wide, width, 1)
         self.up = nn.ModuleList(Block(2 * width if i == 0 else width, width, n_embedding) for i in range(depth))
-        self.norm, self.last = nn.GroupNorm(8, width), nn.Conv2d(width, 4, 3, padding=1)
+        self.norm, self.last = nn.GroupNorm(8, width), nn.Conv2d(width, 4 * n_out, 3, padding=1)
         nn.init.zeros_(self.last.weight)
 
     def forward(self, y: Tensor, c_noise: Tensor, label: Tensor) -> Tensor:
