@@ -60,6 +60,34 @@ def test_every_method_that_may_be_chosen_goes_on_and_draws_from_the_target(found
     refuted(assert_known, out.mean(second), share() + 0.5)
 
 
+SIZES = {
+    # q, rows, wanted: particles of a batch, batches of a pass; a walk takes 9 rows of 8,000, which 888 particles have
+    "no relatives": (1 / 32, 8_000, 100, 32, 3),  # 27 batches, of which 4 are needed at a time
+    "variance of Z of .24": ((1 + 31 * 0.24) / 32, 8_000, 100, 32, 27),
+    "variance of Z of .26": ((1 + 31 * 0.26) / 32, 8_000, 100, 64, 13),
+    "variance of Z of .51": ((1 + 31 * 0.51) / 32, 8_000, 100, 111, 8),  # no more than an eighth of the budget
+    "large budget": ((1 + 31 * 0.51) / 32, 80_000, 10_000, 128, 7),  # 69 batches, 8 of which walk at once
+    "small budget": (0.5, 200, 100, 32, 1),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_and_forecasts_follow_from_what_the_pilot_found(found, name, monkeypatch):
+    q, rows, wanted, n_particles, n_batches = SIZES[name]
+    monkeypatch.setattr(choose, "_repeated", lambda pilot: q)
+    smc, gibbs = choose._Smc(found, rows, wanted, OPTIONS), choose._ParticleGibbs(found, rows, OPTIONS)
+    assert (smc.n_particles, smc.n_batches, smc.least_rows) == (n_particles, n_batches, n_particles * n_batches * 9)
+    assert len(smc.parts) == (n_particles == 32), "the pilot is a batch of its size"
+    draws = 1000 / 9 / (32 * q)
+    assert (smc.rate, smc.effective) == pytest.approx((draws, draws * math.exp(-q / (1 - q))))
+    assert (gibbs.rate, gibbs.least_rows) == (pytest.approx(draws * (1 - q) / (1 + q)), 32 * 9)
+    exchange, best = choose._ReplicaExchange(found, rows, OPTIONS), found.plan().best
+    assert exchange.effective == pytest.approx(best.effective * math.exp(-q / (1 - q)))
+    iterations = rows / found.iteration_rows(best.pairs, best.substeps)
+    chains = iterations / (20 * (best.pairs + best.delay))  # ten trips each
+    assert exchange.n_chains == min(max(int(chains), 1), 8)
+
+
 def test_rows_of_the_networks_are_counted_with_those_of_the_pilot():
     seen = []
 

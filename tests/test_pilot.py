@@ -16,6 +16,7 @@ from crepe_diffusion.diagnostics.evidence import Evidence
 from crepe_diffusion.diagnostics.starting import METHODS, StartingPass
 from crepe_diffusion.errors import InputError, StoppedError
 from crepe_diffusion.samplers.discretisation import Coupled, Doubling
+from crepe_diffusion.samplers.pilot import RESAMPLE_BELOW
 from crepe_diffusion.samplers.setup import part
 
 DIM, STEPS = 4, 32
@@ -85,6 +86,28 @@ def test_means_at_the_data_end_cover_the_truth(small):
     estimates = [p.mean(second) for p in small]
     assert sum(abs(e.value - SECOND) < 3 * e.error for e in estimates) >= 21
     assert_mean(torch.tensor([e.value for e in estimates]), SECOND, z=4)
+
+
+def test_weights_grow_by_the_works_until_particles_are_resampled():
+    """At inner times at which less than half of them count; then all weigh the same."""
+    p = cd.pilot(MODEL**8.0, LADDER.times[::2], n=16, seed=1, process=EXACT)
+    down, up = (p.log_weights[1:] + p.down).log_softmax(1), (p.up_log_weights[:-1] - p.up).log_softmax(1)
+    inner = torch.arange(len(down)) > 0
+    for grown, found, inside in ((down, p.log_weights[:-1], inner), (up, p.up_log_weights[1:], inner.flip(0))):
+        resampled = inside & (1 / grown.exp().square().sum(1) <= RESAMPLE_BELOW * p.n)
+        assert 0 < resampled.sum() < inside.sum()
+        expected = grown.where(~resampled[:, None], torch.full((), -math.log(p.n), dtype=torch.float64))
+        torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+        if grown is down:
+            assert p.particles.n_resamplings.tolist() == [int(resampled.sum())]
+            torch.testing.assert_close(p.ess[:-1], 1 / grown.exp().square().sum(1))
+
+
+def test_a_pilot_of_a_model_alone_is_read_again():
+    p = cd.pilot(MODEL, LADDER.times[::8], n=4, process=EXACT)
+    again = cd.Pilot.from_state_dict(p.state_dict(), MODEL, process=EXACT)
+    again.check(MODEL)
+    assert (again.log_z(), again.walk_rows, again.in_turn) == (p.log_z(), p.walk_rows, p.in_turn)
 
 
 def predicted_as_measured(pilots: list[cd.Pilot], measured: torch.Tensor, substeps: int) -> None:

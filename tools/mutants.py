@@ -4,13 +4,16 @@
 
 A mutant is one change of the source: an operator, a comparison, a sign, a constant, a condition, a dropped
 statement, two arguments in the wrong order, a function exchanged for its sibling. N of them are drawn by a seed from
-all that can be made of the files in `TESTS`. Each is first shown to the tests listed for its file, quickest first; one
-that survives is shown to every default test of `tests/` and to the doctests of the package. Texts, annotations, errors
-and assertions are not mutated.
+all that can be made of `MUTATED`. Texts, annotations, errors and assertions are not mutated.
+
+Which lines each default test executes, and how long it takes, is measured once on the sound sources. A mutant is then
+shown to the tests that execute it, quickest first, until one fails or `--budget` seconds of tests are spent; one that
+no test executes survives at once. So the share is a lower bound: tests that come later, tests marked slow, and tests
+that run the package in another process might notice more.
 
     python tools/mutants.py --n 150          go on where the last call stopped; records are in results/mutants.json
 
-Every worker has a copy of the repository, so that the sources here are never touched. Time limits count processor time.
+Tests run on a copy of the repository, so that the sources here are never touched. Time limits count processor time.
 """
 
 from __future__ import annotations
@@ -19,44 +22,39 @@ import argparse
 import ast
 import difflib
 import hashlib
+import importlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
-from queue import Queue
-from threading import Lock
+from types import FrameType
+from typing import Any, cast
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/crepe_diffusion"
-RESULTS = ROOT / "results" / "mutants.json"
-
-TOKENS = ("asked", "discrete", "euler", "masked", "uniform")
-# Which tests are shown a mutant first: a folder or file of the package, and names of files in tests/.
-TESTS = {
-    "paths.py": ("exact", "gaussian", "nonfinite", "planted_bugs", "discrete_models", "asking"),
-    "kernels": ("exact", "counts", "nonfinite", "gaussian", "inputs", "diagnostics", "planted_bugs"),
-    **{f"processes/{name}.py": ("discrete_models", "exact", "inputs", "asking") for name in TOKENS},
-    "processes": ("gaussian", "models", "exact", "inputs", "smc", "discrete_models"),
-    "samplers/choose.py": ("choose",),
-    "samplers/discretisation.py": ("pilot",),
-    "samplers/particle_gibbs.py": ("particle_gibbs", "starter", "counts", "inputs"),
-    "samplers/pilot.py": ("pilot", "choose"),
-    "samplers/plan.py": ("pilot", "choose"),
-    "samplers/resampling.py": ("smc_joints", "smc", "inputs"),
-    "samplers/result.py": ("smc", "samplers", "tours", "verdict", "inputs", "particle_gibbs"),
-    "samplers/weights.py": ("smc_joints", "smc", "planted_bugs", "inputs"),
-    "samplers": ("smc", "counts", "inputs", "diagnostics", "adapt", "nonfinite", "random", "gaussian"),
-}
+RESULTS = ROOT / "results"
+MUTATED = ("paths.py", "kernels", "processes", "samplers")
+# Files of tests that are shown a mutant, besides doctests, and how many seconds of each: those about these rooms.
+SHOWN = (
+    "adapt", "adaptive", "asking", "choose", "counts", "discrete_models", "smc_joints", "gaussian", "smc", "nonfinite",
+    "particle_gibbs", "pilot", "plan", "inputs", "exact", "models", "samplers", "starter",
+)  # fmt: skip
+WATCHED = 10
+# Once, before tests are forked: what takes long to import.
+IMPORTED = ("arviz_stats", "beartype", "jaxtyping", "scipy.stats", "torch.distributed.tensor", "zarr.testing")
 
 ARITHMETIC = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.Pow: "*", ast.FloorDiv: "/", ast.Mod: "//",
@@ -212,7 +210,7 @@ class Mutator:
 
     def sibling(self, node: ast.AST) -> None:
         if isinstance(node, ast.Attribute) and node.attr in SIBLINGS and isinstance(node.ctx, ast.Load):
-            self._add(node, "sibling", f"{self._text(node.value)}.{SIBLINGS[node.attr]}")
+            self._add(node, "sibling", f"({self._text(node.value)}).{SIBLINGS[node.attr]}")
         if isinstance(node, ast.keyword) and node.arg in ("min", "max"):
             start, end = self._span(node.value)
             name = SIBLINGS[node.arg]
@@ -226,16 +224,12 @@ CHANGES: tuple[Callable[[Mutator, ast.AST], None], ...] = (
 )  # fmt: skip
 
 
-def files(root: Path) -> dict[str, tuple[str, ...]]:
-    """Mutated files of the package with the tests shown first; the first entry of `TESTS` that fits."""
-    out: dict[str, tuple[str, ...]] = {}
-    for place, tests in TESTS.items():
-        path = root / PACKAGE / place
-        for file in [path] if path.is_file() else sorted(path.rglob("*.py")):
-            name = str(file.relative_to(root / PACKAGE))
-            if file.name != "__init__.py":
-                out.setdefault(name, tests)
-    return out
+def files(root: Path) -> list[str]:
+    """Mutated files, relative to the package."""
+    package = root / PACKAGE
+    found = [package / place for place in MUTATED]
+    found = [f for path in found for f in ([path] if path.is_file() else sorted(path.rglob("*.py")))]
+    return [str(f.relative_to(package)) for f in found if f.name != "__init__.py"]
 
 
 def mutants(root: Path) -> list[Mutant]:
@@ -279,40 +273,117 @@ class Outcome:
         return self.killed or self.code == 0
 
 
-def run_tests(root: Path, paths: list[str], limit: float) -> Outcome:
-    """pytest in its own process, for at most `limit` seconds of processor time or eight times that by the clock."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{root / 'src'}:{root}",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "1",  # or a mutant of equal length, written in the same second, would not be seen
-    }
-    limited = (
-        f"import resource, sys; resource.setrlimit(resource.RLIMIT_CPU, ({int(limit)}, {int(limit) + 5}));"
-        " import pytest; sys.exit(pytest.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", limited, "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *paths]
+Tests = dict[str, tuple[float, dict[str, list[int]]]]  # seconds, and lines by file
+
+
+class Watch:
+    """A plugin of pytest: processor seconds of each test, and the lines of mutated files that it executes.
+
+    What a fixture of a module does is part of every test that uses it.
+    """
+
+    def __init__(self, root: Path, to: Path):
+        self.folder, self.names, self.to = f"{root / PACKAGE}/", set(files(root)), to
+        self.lines: set[tuple[str, int]] = set()
+        self.shared: dict[str, tuple[float, set[tuple[str, int]]]] = {}
+        self.tests: Tests = {}
+
+    def called(self, frame: FrameType, event: str, value: object) -> Callable[..., Any] | None:
+        """What Python calls at every call of a function: an observer of its lines, or none."""
+        file = frame.f_code.co_filename.removeprefix(self.folder)
+        if file not in self.names:
+            return None
+
+        def line(frame: FrameType, event: str, value: object) -> Callable[..., Any]:
+            self.lines.add((file, frame.f_lineno))
+            return line
+
+        return line
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+        if fixturedef.scope == "function":
+            return (yield)
+        outer, self.lines, before = self.lines, set(), time.process_time()
+        try:
+            return (yield)
+        finally:
+            self.shared[fixturedef.argname] = time.process_time() - before, self.lines
+            self.lines = outer
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Function) -> Generator[None, object, object]:
+        self.lines, before, known = set(), time.process_time(), set(self.shared)
+        if before > WATCHED:
+            item.add_marker(pytest.mark.skip(reason="enough tests of this file are known"))
+            return (yield)
+        threading.settrace(self.called)
+        sys.settrace(self.called)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(None)
+            threading.settrace(None)
+            seconds, lines = time.process_time() - before, self.lines
+            for name in self.shared.keys() & set(getattr(item, "fixturenames", ())):
+                seconds += self.shared[name][0] if name in known else 0.0
+                lines = lines | self.shared[name][1]
+            by_file = {file: sorted(n for f, n in lines if f == file) for file in {f for f, _ in lines}}
+            self.tests[item.nodeid] = round(seconds, 3), by_file
+
+    def pytest_sessionfinish(self) -> None:
+        self.to.write_text(json.dumps(self.tests))
+
+
+class Chosen:
+    """A plugin of pytest: these tests only, in this order."""
+
+    def __init__(self, tests: list[str]):
+        self.order = {test: i for i, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((i for i in items if i.nodeid in self.order), key=lambda i: self.order[i.nodeid])
+
+
+def run_tests(root: Path, paths: list[str], limit: float, plugin: object = None) -> Outcome:
+    """pytest in a fork, for at most `limit` seconds of processor time or eight times that by the clock.
+
+    A fork has what was imported here, above all torch, and imports only the package and its tests.
+    """
     with tempfile.TemporaryFile("w+") as output:
         before = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            cwd=root,
-            env=env,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        seconds, code = 0.0, None
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            sys.stdout = sys.stderr = os.fdopen(1, "w", closefd=False)
+            os.chdir(root)
+            # A mutant of equal length, written in the same second, would not be seen through bytecode.
+            os.environ |= {"PYTHONPATH": f"{root / 'src'}:{root}", "PYTHONDONTWRITEBYTECODE": "1"}
+            sys.dont_write_bytecode = True
+            sys.path[:0] = [str(root / "src"), str(root)]
+            for name in [name for name in sys.modules if name.split(".")[0] == Path(PACKAGE).name]:
+                del sys.modules[name]
+            resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
+            options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            ended = 3
+            try:
+                ended = int(pytest.main([*options, *paths], plugins=[plugin] if plugin else []))
+            finally:
+                sys.stdout.flush()
+                os._exit(ended)
+        seconds: float = 0.0
+        code: int | None = None
         while time.monotonic() - before < 8 * limit:
-            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            pid, status, usage = os.wait4(child, os.WNOHANG)
             if pid:
                 seconds, code = usage.ru_utime + usage.ru_stime, os.waitstatus_to_exitcode(status)
-                process.returncode = code
                 break
-            time.sleep(0.1)
+            time.sleep(0.05)
         else:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
         output.seek(0)
         failed = [line for line in output.read().splitlines() if line.startswith(("FAILED", "ERROR"))]
     if code == -signal.SIGXCPU:
@@ -331,101 +402,122 @@ def copy_of(root: Path, to: Path) -> Path:
     return to
 
 
+# -- which tests execute a mutant ------------------------------------------------------------------------------
+
+
+def digest(*paths: Path) -> str:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
+def write(path: Path, kept: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(kept, indent=1))
+    new.replace(path)
+
+
+def watched(root: Path, path: Path) -> Tests:
+    """Seconds and executed lines of every default test, on sound sources; measured once per content of a test file."""
+    sources = digest(*(root / PACKAGE / file for file in files(root)))
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    known = kept["files"] if kept.get("sources") == sources else {}
+    found: Tests = {}
+    for name in (*(f"tests/test_{name}.py" for name in SHOWN), *(f"{PACKAGE}/{place}" for place in MUTATED)):
+        content = digest(root / name) if name.startswith("tests") else sources
+        if known.get(name, {}).get("digest") != content:
+            with tempfile.TemporaryDirectory() as folder:
+                to = Path(folder) / "lines.json"
+                outcome = run_tests(root, [name], 1200, Watch(root, to))
+                if outcome.code not in (0, 5):  # 5: every test of the file is slow
+                    raise SystemExit(f"{name} fails without any mutant: {outcome.failed or outcome.code}")
+                known[name] = {"digest": content, "tests": json.loads(to.read_text())}
+            write(path, {"sources": sources, "files": known})
+            print(f"{name}: {outcome.seconds:.1f} s", flush=True)
+        found |= known[name]["tests"]
+    return found
+
+
+def reach(mutant: Mutant, source: bytes) -> range:
+    """Lines that are executed when the mutant matters.
+
+    Within a function those of its statement; a default, a field or a constant of the module is read at import, so there
+    it is the lines of the whole function, class or file.
+    """
+    tree = ast.parse(source)
+    at, around = source[: mutant.start].count(b"\n") + 1, [cast(ast.AST, tree)]
+    while inner := [
+        node
+        for node in ast.iter_child_nodes(around[-1])
+        if isinstance(node, (ast.stmt, ast.ExceptHandler)) and node.lineno <= at <= (node.end_lineno or at)
+    ]:
+        around.append(inner[-1])
+    last = around[-1]
+    rooms = (ast.FunctionDef, ast.ClassDef, ast.Module)
+    if not isinstance(last, rooms) and isinstance(around[-2], (ast.ClassDef, ast.Module)):
+        last = around[-2]
+    if isinstance(last, ast.Module):
+        return range(1, source.count(b"\n") + 2)
+    assert isinstance(last, (ast.stmt, ast.ExceptHandler))
+    end = last.end_lineno or at
+    if not isinstance(last, rooms) and (body := getattr(last, "body", None)):
+        end = max(last.lineno, body[0].lineno - 1)  # the head of a loop, a condition or a block
+    return range(last.lineno, end + 1)
+
+
+def judge(mutant: Mutant, root: Path, tests: Tests, budget: float) -> dict[str, object]:
+    """Show one mutant to the tests that execute it, quickest first, until one fails or `budget` seconds are spent."""
+    file = root / PACKAGE / mutant.file
+    source = file.read_bytes()
+    lines = set(reach(mutant, source))
+    able = sorted((s, name) for name, (s, seen) in tests.items() if lines.intersection(seen.get(mutant.file, ())))
+    spent = list(accumulate(s for s, _ in able))
+    shown = [name for (_, name), s in zip(able, spent, strict=True) if s <= budget] or [name for _, name in able[:1]]
+    record: dict[str, object] = {
+        "where": f"{PACKAGE}/{mutant.file}:{mutant.line}",
+        "kind": mutant.kind,
+        "diff": mutant.diff(source),
+        "able": len(able),
+        "shown": len(shown),
+    }
+    if not shown:
+        return record | {"status": "survived", "by": "no test executes it", "seconds": 0.0}
+    try:
+        file.write_bytes(mutant.apply(source))
+        paths = sorted({name.split("::")[0] for name in shown})
+        outcome = run_tests(root, paths, 30 + 3 * spent[len(shown) - 1], Chosen(shown))
+    finally:
+        file.write_bytes(source)
+    if outcome.killed:
+        record |= {"status": "killed", "by": outcome.failed or "time"}
+    else:
+        record |= {"status": "survived" if outcome.judged else "unjudged", "by": f"exit code {outcome.code}"}
+    return record | {"seconds": round(outcome.seconds, 1)}
+
+
 class Study:
     """The records of one source tree; killed mutants stay killed while sources are the same, whatever tests do."""
 
     def __init__(self, path: Path, root: Path):
-        self.path, self.root, self.lock = path, root, Lock()
-        sources = [(root / PACKAGE / f).read_bytes() for f in files(root)]
-        self.digest = hashlib.sha256(b"\0".join(sources)).hexdigest()[:16]
-        self.records: dict[str, dict[str, object]] = {}
-        self.seconds: dict[str, float] = {}
-        if path.exists():
-            kept = json.loads(path.read_text())
-            self.seconds = kept["seconds"]
-            if kept["sources"] == self.digest:
-                self.records = kept["records"]
-
-    def save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        survivors = [r for r in self.records.values() if r["status"] != "killed"]
-        kept = {
-            "sources": self.digest,
-            "killed": len(self.records) - len(survivors),
-            "tried": len(self.records),
-            "survivors": survivors,
-            "seconds": self.seconds,
-            "records": self.records,
-        }
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(kept, indent=1))
-        new.replace(self.path)
+        self.path, self.sources = path, digest(*(root / PACKAGE / file for file in files(root)))
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        self.records: dict[str, dict[str, object]] = kept["records"] if kept.get("sources") == self.sources else {}
 
     def note(self, key: str, record: dict[str, object]) -> None:
-        with self.lock:
-            self.records[key] = record
-            self.save()
+        self.records[key] = record
+        survivors = [r for r in self.records.values() if r["status"] != "killed"]
+        write(self.path, {"sources": self.sources, "survivors": survivors, "records": self.records})
 
 
 def key_of(mutant: Mutant) -> str:
     return hashlib.sha256(repr(asdict(mutant)).encode()).hexdigest()[:12]
 
 
-def judge(study: Study, mutant: Mutant, root: Path, confirm: bool) -> dict[str, object]:
-    """Show one mutant to the tests of its file and, if it survives, to all."""
-    file = root / PACKAGE / mutant.file
-    source = file.read_bytes()
-    first = sorted((f"tests/test_{name}.py" for name in files(root)[mutant.file]), key=study.seconds.__getitem__)
-    rest = [test for test in sorted(study.seconds, key=study.seconds.__getitem__) if test not in first]
-    record: dict[str, object] = {
-        "where": f"{PACKAGE}/{mutant.file}:{mutant.line}",
-        "kind": mutant.kind,
-        "diff": mutant.diff(source),
-    }
-    earlier = study.records.get(key_of(mutant), {})
-    begun = time.monotonic()
-    try:
-        file.write_bytes(mutant.apply(source))
-        stages = ([] if earlier.get("status") == "unconfirmed" else [first]) + ([rest] if confirm else [])
-        seconds = 0.0
-        for paths in stages:
-            outcome = run_tests(root, paths, 30 + 3 * sum(study.seconds[p] for p in paths))
-            seconds += outcome.seconds
-            if not outcome.judged:
-                record |= {"status": "unjudged", "by": f"exit code {outcome.code}"}
-                break
-            if outcome.killed:
-                record |= {"status": "killed", "by": outcome.failed or "time"}
-                break
-        else:
-            record |= {"status": "survived" if confirm else "unconfirmed"}
-    finally:
-        file.write_bytes(source)
-    return record | {"seconds": round(seconds, 1), "clock": round(time.monotonic() - begun, 1)}
-
-
-def baseline(study: Study, root: Path, drawn: list[Mutant], confirm: bool) -> None:
-    """Processor seconds of the test files that will be needed, on sound sources, where all must pass; measured once."""
-    tests = [str(p.relative_to(root)) for p in sorted((root / "tests").glob("test_*.py"))]
-    study.seconds = {name: s for name, s in study.seconds.items() if name in (*tests, PACKAGE)}
-    first = {f"tests/test_{name}.py" for m in drawn for name in files(root)[m.file]}
-    for name in (*tests, PACKAGE) if confirm else sorted(first):
-        if name not in study.seconds:
-            outcome = run_tests(root, [name], 1200)
-            if outcome.code not in (0, 5):  # 5: every test of the file is slow
-                raise SystemExit(f"{name} fails without any mutant: {outcome.failed or outcome.code}")
-            study.seconds[name] = outcome.seconds
-            study.save()
-            print(f"{name}: {outcome.seconds:.1f} s", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--n", type=int, default=150, help="how many mutants to draw")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--file", default="", help="only files of the package whose path contains this")
-    parser.add_argument("--quick", action="store_true", help="do not show survivors to the complete suite yet")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests that one mutant is shown")
     parser.add_argument("--again", action="store_true", help="try earlier survivors again, after adding tests")
     parser.add_argument("--list", action="store_true", help="show what would be tried, and run nothing")
     options = parser.parse_args()
@@ -439,40 +531,25 @@ def main() -> None:
             print(f"\n{mutant.file}:{mutant.line} ({mutant.kind})\n{mutant.diff(source)}")
         return
 
-    study, confirm = Study(RESULTS, ROOT), not options.quick
+    for name in IMPORTED:
+        importlib.import_module(name)
+    study = Study(RESULTS / "mutants.json", ROOT)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        roots: Queue[Path] = Queue()
-        for i in range(options.jobs):
-            roots.put(copy_of(ROOT, Path(folder) / f"worker{i}"))
-        root = roots.get()
-        baseline(study, root, drawn, confirm)
-        roots.put(root)
-
-        def open_still(mutant: Mutant) -> bool:
+        root = copy_of(ROOT, Path(folder))
+        tests = watched(root, RESULTS / "mutants_tests.json")
+        for mutant in drawn:
             status = study.records.get(key_of(mutant), {}).get("status")
-            return (
-                status in (None, "unjudged")
-                or (status == "unconfirmed" and confirm)
-                or (status != "killed" and options.again)
-            )
-
-        def attempt(mutant: Mutant) -> None:
-            root = roots.get()
-            try:
-                record = judge(study, mutant, root, confirm)
-            finally:
-                roots.put(root)
-            study.note(key_of(mutant), record)
-            print(f"{record['status']:11} {record['where']} {record['seconds']} s {record.get('by', '')}", flush=True)
-            if record["status"] != "killed":
-                print(record["diff"], flush=True)
-
-        with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(attempt, filter(open_still, drawn)))
+            if status in (None, "unjudged") or (status == "survived" and options.again):
+                record = judge(mutant, root, tests, options.budget)
+                study.note(key_of(mutant), record)
+                print(f"{record['status']:8} {record['where']} {record['seconds']} s {record['by']}", flush=True)
+                if record["status"] != "killed":
+                    print(record["diff"], flush=True)
 
     tried = [r for r in (study.records[key_of(m)] for m in drawn) if r["status"] != "unjudged"]
-    killed = sum(r["status"] == "killed" for r in tried)
-    print(f"killed {killed} of {len(tried)} ({killed / len(tried):.0%}); survivors are in {RESULTS.relative_to(ROOT)}")
+    share = sum(r["status"] == "killed" for r in tried) / len(tried)
+    error = (share * (1 - share) / len(tried)) ** 0.5
+    print(f"killed {share:.1%} +- {error:.1%} of {len(tried)}; survivors are in {study.path.relative_to(ROOT)}")
     if len(tried) < len(drawn):
         print(f"{len(drawn) - len(tried)} were ended from outside: call again to try them again")
 
