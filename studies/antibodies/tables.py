@@ -17,7 +17,7 @@ LAWS = (
     "Sapiens x AntiBERTy",
     "guidance by the loops, w = 2",
     "few mutations",
-    "human, few mutations (k = 2)",
+    "human, few mutations",
 )
 
 
@@ -34,23 +34,24 @@ def _mean(values: list[float], digits: int = 3) -> str:
     return f"{mean:.{digits}f} ± {math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n):.{digits}f}"
 
 
-def enumerated(results: Results) -> str | None:
+def enumerated(results: Results, case: str) -> str | None:
     """TV to the enumerated law: rows are laws, columns are methods."""
     rows = []
     for law in LAWS:
-        about = results.get(f"law {law}")
-        found = {method: _seeds(results, f"tv {law} {method}") for method in exact.METHODS}
+        about = results.get(f"{case} law {law}")
+        found = {method: _seeds(results, f"{case} tv {law} {method}") for method in exact.METHODS}
         if about and all(found.values()):
             tvs = [_mean([f["tv"] for f in found[method]]) for method in exact.METHODS]
-            rows.append([law, _mean(about["floors"]), *tvs])
+            few = "" if about["k"] == len(exact.CASES[case].free) else f" (k = {about['k']})"
+            rows.append([law + few, _mean(about["floors"]), *tvs])
     return markdown(["law", "independent draws", *exact.METHODS], rows) if rows else None
 
 
-def long_runs(results: Results) -> str | None:
+def long_runs(results: Results, case: str) -> str | None:
     """Eight times the rows on the first law, one seed: what falls with the rows, and what stays."""
     rows = []
-    for method in ("SMC", "particle Gibbs", "replica exchange"):
-        found = results.get(f"long {method}")
+    for method in exact.LONG:
+        found = results.get(f"{case} long {method}")
         if found:
             rows.append([method, f"{found['tv']:.4f}", f"{found['floor']:.4f}", f"{found['log_z']:+.4f}"])
     return markdown(["method", "TV", "independent draws", "log Z - truth"], rows) if rows else None
@@ -79,8 +80,8 @@ def best(results: Results, antibody: str, k: int) -> str | None:
 
 def fill_page(page: Path, results: Results) -> Path:
     found = {
-        "enumerated": enumerated(results),
-        "long": long_runs(results),
+        **{f"enumerated {case}": enumerated(results, case) for case in exact.CASES},
+        "long": long_runs(results, "4D5"),
         "humanised": humanised(results, "4D5", 24),
         "sequences": best(results, "4D5", 24),
     }

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from studies.digits import laws, network, pictures, study, tables
+from crepe_diffusion.errors import InputError
+from studies.digits import grey, laws, network, pictures, study, tables
 from studies.shared.results import Results
 from studies.shared.training import save_tensors
 
@@ -56,9 +57,32 @@ def measure(options: argparse.Namespace) -> None:
             )
 
 
+def paint(options: argparse.Namespace) -> None:
+    """Guided digits of the trained network by every method, judged; what is there already is not drawn again."""
+    results, plan = Results(options.out), grey.Plan()
+    trained = network.load_network(options.weights)
+    judge = grey.Judge.load(options.mnist, trained.sizes.levels)
+    for digit in options.digit or range(laws.N_CLASSES):
+        if f"grey real {digit}" not in results:
+            real = judge.real(digit, plan.n_draws)
+            found = judge(real, torch.full((len(real),), 1 / len(real)), digit)
+            results.save(f"grey real {digit}", found, shown=real[:16].numpy())
+        for method in grey.METHODS:
+            for seed in range(options.seeds):
+                if f"grey {method} {digit} {seed}" not in results:
+                    found, shown = grey.run(trained, judge, method, digit, plan, seed)
+                    results.save(f"grey {method} {digit} {seed}", found, shown=shown.numpy())
+                    numbers = {name: round(value, 3) for name, value in found.items()}
+                    print(f"{digit}: {method}, seed {seed}, {numbers}", flush=True)
+    if "grey path" not in results:
+        path = grey.path_of(trained, 7, plan, n_iterations=25)
+        results.save("grey path", {"digit": 7}, path=path.numpy())
+
+
 def page(options: argparse.Namespace) -> None:
     print(tables.fill_page(PAGE, Results(options.out)))
-    print(pictures.draw(Path(__file__).parent / "digits.png", Results(options.out)))
+    for path in pictures.draw_all(Path(__file__).parent, Results(options.out)):
+        print(path)
 
 
 def main() -> None:
@@ -79,12 +103,22 @@ def main() -> None:
     command.add_argument("--seeds", type=int, default=4)
     command.add_argument("--out", type=Path, default=Path("results/digits"))
     command.set_defaults(run=measure)
+    command = commands.add_parser("paint", help="guided digits of the trained network, by every method")
+    command.add_argument("--mnist", type=Path, default=Path("data/mnist.npz"))
+    command.add_argument("--weights", type=Path, default=network.FILE)
+    command.add_argument("--digit", type=int, action="append", choices=range(laws.N_CLASSES), help="these digits only")
+    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--out", type=Path, default=Path("results/digits"))
+    command.set_defaults(run=paint)
     command = commands.add_parser("page", help="put the measurements into the page, and draw its picture")
     command.add_argument("--out", type=Path, default=Path("results/digits"))
     command.set_defaults(run=page)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.run(options)
+    try:
+        options.run(options)
+    except InputError as error:
+        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from studies.shared.training import Settings, load_weights, save_weights, train
 __all__ = ["PRESETS", "SETTINGS", "Pixels", "Sizes", "grey_digits", "load_models", "load_network", "train_network"]
 
 SIDE = 28
+FILE = WEIGHTS / "network.safetensors"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def train_network(
         yield line
 
 
-def load_network(path: Path = WEIGHTS / "network.safetensors") -> Pixels:
+def load_network(path: Path = FILE) -> Pixels:
     """A trained network, ready to predict."""
     tensors, about = load_weights(path)
     network = Pixels(Sizes(**json.loads(about["sizes"])))

@@ -1,4 +1,4 @@
-"""The picture of the page: means of pixels, in truth and as plain guidance has them, and errors of all methods."""
+"""The pictures of the page: errors of all methods on trees; digits of the network, and the path of one chain."""
 
 from __future__ import annotations
 
@@ -6,17 +6,74 @@ from pathlib import Path
 
 import numpy as np
 
+from studies.digits import grey
 from studies.digits.study import METHODS, cases
 from studies.shared.results import Results
 
-__all__ = ["draw"]
+__all__ = ["draw_all"]
 
 
-def draw(path: Path, results: Results) -> Path:
-    """Errors of the pixels on the first two cases; bars end at the mean over seeds, dots are seeds."""
+def draw_all(folder: Path, results: Results) -> list[Path]:
+    """All pictures whose measurements are there."""
     import matplotlib
 
     matplotlib.use("Agg")
+    drawn = []
+    if any(f"{case.name} truth" in results for case in cases()):
+        drawn.append(draw_errors(folder / "digits.png", results))
+    if results.names("grey-real-?"):
+        drawn.append(draw_samples(folder / "samples.png", results))
+    if "grey path" in results:
+        drawn.append(draw_path(folder / "path.png", results))
+    return drawn
+
+
+def draw_samples(path: Path, results: Results) -> Path:
+    """Eight draws of every digit by every method: a column of rows of digits for each method."""
+    import matplotlib.pyplot as plt
+
+    digits = [int(name[-1]) for name in results.names("grey-real-?")]
+    columns = {"real": "grey real {}", **{method: f"grey {method} {{}} 0" for method in grey.METHODS}}
+    figure, axes = plt.subplots(1, len(columns), figsize=(2.1 * len(columns), 0.3 * len(digits) + 0.4), squeeze=False)
+    for axis, (title, name) in zip(axes[0], columns.items(), strict=True):
+        there = [d for d in digits if name.format(d) in results]
+        rows = [np.concatenate(list(results.arrays(name.format(d))["shown"][:8]), axis=1) for d in there]
+        if rows:
+            axis.imshow(np.concatenate(rows), cmap="gray_r", interpolation="nearest")
+        axis.set_title(title, fontsize=8)
+        axis.axis("off")
+    figure.tight_layout(pad=0.4)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def draw_path(path: Path, results: Results) -> Path:
+    """One chain: levels from noise (left) to data (right), iterations downwards; masked pixels are blue."""
+    import matplotlib.pyplot as plt
+
+    seen = results.arrays("grey path")["path"][::4, ::-1]
+    n_levels = seen.shape[1]
+    which = np.unique(np.linspace(0, n_levels - 1, min(n_levels, 13)).round().astype(int))
+    picture = np.concatenate([np.concatenate(list(row[which]), axis=1) for row in seen])
+    levels = seen.max()
+    colours = plt.get_cmap("gray_r")(picture / (levels - 1))
+    colours[picture == levels] = (0.55, 0.68, 0.83, 1.0)
+    figure, axis = plt.subplots(figsize=(0.62 * len(which), 0.62 * len(seen) + 0.4))
+    axis.imshow(colours, interpolation="nearest")
+    axis.set_xticks([14, 28 * len(which) - 14], ["noise", "data"], fontsize=8)
+    axis.set_yticks([28 * i + 14 for i in range(len(seen))], [str(1 + 4 * i) for i in range(len(seen))], fontsize=7)
+    axis.set_ylabel("iteration", fontsize=8)
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0)
+    figure.tight_layout(pad=0.3)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return path
+
+
+def draw_errors(path: Path, results: Results) -> Path:
+    """Errors of the pixels on the first three cases; bars end at the mean over seeds, dots are seeds."""
     import matplotlib.pyplot as plt
 
     shown = [case for case in cases() if f"{case.name} truth" in results][:3]

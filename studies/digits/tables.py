@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from studies.digits import grey
 from studies.digits.study import METHODS, Case, cases
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
@@ -49,7 +50,25 @@ def summary(case: Case, results: Results) -> str | None:
     return markdown(["method", "P(digit)", "pixels", "pairs", "log Z - truth", "rows", "seeds"], rows)
 
 
+def painted(results: Results) -> str | None:
+    """What the judge found of the network's digits: means over digits, and seeds."""
+    columns = {"accuracy": 3, "log-probability": 3, "frechet": 1, "spread": 2, "near copies": 3}
+    costs = {"effective": 0, "different": 0, "draws": 0, "rows": 0}
+    rows = []
+    for method in ("real", *grey.METHODS):
+        pattern = "grey-real-?" if method == "real" else f"grey {method} ? ?".replace(" ", "-")
+        found = [results[name] for name in results.names(pattern)]
+        if found:
+            mean = {
+                k: f"{sum(f[k] for f in found) / len(found):.{d}f}"
+                for k, d in {**columns, **costs}.items()
+                if k in found[0]
+            }
+            rows.append([method, *(mean.get(k, "–") for k in (*columns, *costs)), len(found)])
+    return markdown(["method", *columns, *costs, "runs"], rows) if rows else None
+
+
 def fill_page(page: Path, results: Results) -> Path:
     """Put every case that was measured into its place."""
-    found = {f"case {i}": summary(case, results) for i, case in enumerate(cases())}
+    found = {f"case {i}": summary(case, results) for i, case in enumerate(cases())} | {"network": painted(results)}
     return fill(page, {name: table for name, table in found.items() if table is not None})

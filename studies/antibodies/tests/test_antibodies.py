@@ -11,9 +11,11 @@ from torch.testing import assert_close
 
 import crepe_diffusion as cd
 from checks import refuted
-from studies.antibodies import exact, humanise, wheels
+from studies.antibodies import __main__ as command
+from studies.antibodies import exact, humanise, tables, wheels
 from studies.antibodies.antibody import ANTIBODIES, LETTERS, MASK, Antibody, decode, encode
 from studies.antibodies.design import Known, enumerated, known_answers, language_model, least_likely, sequences
+from studies.shared.results import Results
 
 LITTLE = Antibody("little", "ACDEFGHIKL", ("FG",), "made up")
 
@@ -90,6 +92,31 @@ def test_corrected_methods_are_near_the_floor_and_the_others_are_not(two):
         assert abs(found["SMC"]["log_z"]) < 0.1
 
 
+def test_cases_are_neighbours_in_a_loop():
+    """Positions of every enumerated case lie in the third loop, and those that the black box is asked among them."""
+    for case in exact.CASES.values():
+        antibody = ANTIBODIES[case.antibody]
+        first = antibody.sequence.find(antibody.loops[2])
+        assert list(case.free) == list(range(case.free[0], case.free[0] + len(case.free)))
+        assert first <= case.free[0] <= case.free[-1] < first + len(antibody.loops[2])
+        assert set(case.asked) <= set(case.free)
+
+
+def test_tables_have_a_row_per_law(two, tmp_path):
+    """Laws without their second network are left out; what was not measured has no row."""
+    results = Results(tmp_path)
+    laws = exact.laws(two[0], None, None, LITTLE.tokens[[2, 7]])
+    assert [law.name for law in laws] == ["Sapiens^2", "few mutations"]
+    results.save(f"4D5 law {laws[0].name}", {"floors": [0.1, 0.3], "rows": 9, "log_z": 0.0, "k": 2})
+    assert tables.enumerated(results, "4D5") is None
+    for method in exact.METHODS:
+        for seed in range(2):
+            results.save(f"4D5 tv {laws[0].name} {method} {seed}", {"tv": 0.25 + seed / 4, "rows": 9, "log_z": 0.0})
+    lines = tables.enumerated(results, "4D5").splitlines()
+    assert lines[2].startswith("| Sapiens^2 (k = 2) | 0.200 ± 0.100 | 0.375 ± 0.125 |")
+    assert len(lines) == 3
+
+
 def test_every_method_humanises_and_keeps_what_is_frozen():
     free = least_likely(Toy(3), LITTLE, 4)
     human = humanise.Remembered(lambda x: -(x == 3).sum(1).to(torch.float64))
@@ -136,6 +163,22 @@ def test_bad_input_is_one_sentence(tmp_path):
     network = wheels.Sapiens(torch.nn.Identity(), first=4, mask=24, frame=(0, 2), longest=142)
     with pytest.raises(cd.InputError, match="Sapiens takes 142 residues at most, got 143"):
         network(torch.zeros(1, 143, dtype=torch.long))
+
+
+def test_the_command_says_what_to_do_in_one_sentence(tmp_path, monkeypatch, capsys):
+    """Absent wheels, an unknown antibody, and more free positions than there are."""
+    for arguments, sentence in (
+        (["enumerate"], f"no wheel {tmp_path}/sapiens-1.0.3-py3-none-any.whl: run `python -m studies.antibodies fetch"),
+        (["humanise", "--antibody", "OKT4"], "antibody must be one of 4D5, trastuzumab, OKT3, got 'OKT4'"),
+    ):
+        where = ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
+        monkeypatch.setattr("sys.argv", ["antibodies", *arguments, *where])
+        with pytest.raises(SystemExit) as left:
+            command.main()
+        said = capsys.readouterr().err
+        assert left.value.code == 2
+        assert said.startswith(sentence), said
+        assert said.count("\n") == 1
 
 
 def test_sequences_are_what_they_should_be():

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import crepe_diffusion as cd
 from checks import assert_frequencies, refuted
+from studies.digits import __main__ as command
 from studies.digits import study, tables
 from studies.digits.laws import Guided, TreeModel, binary_digits, load_trees
 from studies.digits.trees import Forest, chow_liu
@@ -156,6 +157,18 @@ def test_shipped_trees_are_trees_of_digits():
     x = torch.cat([trees.sample(20, c, torch.Generator().manual_seed(c)) for c in range(10)])
     right = trees.log_prob(x)[:10].argmax(0) == torch.arange(10).repeat_interleave(20)
     assert right.double().mean() > 0.9
+
+
+def test_the_command_says_what_to_do_in_one_sentence(tmp_path, monkeypatch, capsys):
+    for arguments, sentence in (
+        (["fit", "--mnist", "none.npz"], "no file none.npz: it holds x_train"),
+        (["paint", "--weights", "none.safetensors"], "no weights at none.safetensors"),
+    ):
+        monkeypatch.setattr("sys.argv", ["digits", *arguments, "--out", str(tmp_path)])
+        with pytest.raises(SystemExit) as left:
+            command.main()
+        assert left.value.code == 2
+        assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_bad_input_is_named(tmp_path):
