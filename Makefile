@@ -33,10 +33,14 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes refine
 	$(RUN).mazes page
 
+# Every shipped network of the study of images.
+NETWORKS = $(filter-out law-%,$(basename $(notdir $(wildcard studies/images/weights/*.safetensors))))
+
 images: $(READY) ## the study of images from shipped weights: tables, curves, pictures (an hour)
 	$(RUN).images settings
+	$(RUN).images walks
 	$(RUN).images known
-	test ! -e studies/images/weights/mnist-14.safetensors || $(RUN).images trained
+	for name in $(NETWORKS); do $(RUN).images trained --weights $$name || exit 1; done
 	$(RUN).images page
 
 gallery: $(READY) ## one picture of guided digits and of wishes (two minutes)

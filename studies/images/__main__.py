@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from studies.images import data, known, model, problems, tables, trained
+from studies.images import data, inception, known, model, problems, restoring, tables, trained
 from studies.images.gallery import gallery
 from studies.shared.results import Results
 
@@ -32,6 +33,8 @@ def make_data(options: argparse.Namespace) -> None:
 
 def train(options: argparse.Namespace) -> None:
     settings = model.SETTINGS[options.size]
+    if options.steps is not None:
+        settings = replace(settings, n_steps=options.steps)
     lines = model.train_model(options.images, options.data, options.out, model.NETWORKS[options.size], settings)
     texts = ("  ".join(f"{k} {v:.5g}" for k, v in line.items()) for line in lines)
     _follow(texts, options, f"{options.images}: checkpoints", settings.n_steps // model.EVERY)
@@ -61,17 +64,33 @@ def run_settings(options: argparse.Namespace) -> None:
     print(known.compare_settings(problems.known_law("mnist", 14, options.data), Results(options.out)))
 
 
+def run_walks(options: argparse.Namespace) -> None:
+    law = problems.known_law("mnist", 14, options.data)
+    _follow(known.compare_walks(law, Results(options.out), options.seeds), options, "more walks")
+
+
 def run_trained(options: argparse.Namespace) -> None:
     painter, results = model.load_painter(options.weights), Results(options.out)
-    sizes = trained.Sizes(n_seeds=options.seeds)
-    _follow(trained.wish_curves(painter, results, sizes), options, "wishes")
-    if f"refinement {painter.images}" not in results:
+    sizes = trained.SIZES[painter.size]
+    if options.seeds is not None:
+        sizes = replace(sizes, n_seeds=options.seeds)
+    if "wishes" in options.parts:
+        _follow(trained.wish_curves(painter, results, sizes), options, "wishes")
+    if "refinement" in options.parts and f"refinement {painter.name}" not in results:
         print(trained.refine(painter, results, sizes))
-    _follow(trained.guidance_table(painter, results, sizes), options, "guidance")
+    if "restored" in options.parts:
+        _follow(restoring.restore(painter, results), options, "restored images")
+    if "guidance" in options.parts:
+        _follow(trained.guidance_table(painter, results, sizes), options, "guidance")
+
+
+def run_inception(options: argparse.Namespace) -> None:
+    painter = model.load_painter(options.weights)
+    print(inception.compare(options.data, Results(options.out), options.result, painter.images, painter.size))
 
 
 def make_gallery(options: argparse.Namespace) -> None:
-    print(f"Drew {gallery(model.load_painter(options.weights), options.picture)}")
+    print(f"Drew {gallery([model.load_painter(name) for name in options.weights], options.picture)}")
 
 
 def cost(options: argparse.Namespace) -> None:
@@ -99,7 +118,10 @@ def main(arguments: list[str] | None = None) -> None:
 
     sub = command("data", make_data, "keep the images of a folder with IDX files, or of an npz")
     sub.add_argument("source", type=Path)
-    command("train", train, "train the denoiser, or continue a training")
+    sub = command("train", train, "train the denoiser, or continue a training")
+    sub.add_argument(
+        "--steps", type=int, help="until the rate of learning is zero; by default as many as were measured"
+    )
     command("classifier", classifier, "train the classifier")
     sub = command("ship", ship, "measure a trained network and write one file that the study needs")
     sub.add_argument("--to", type=Path, default=model.WEIGHTS)
@@ -108,11 +130,18 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("--seeds", type=int, default=4)
     sub.add_argument("--only", default="", help='problems whose name has this in it, such as "mnist 4 14 guided 4"')
     command("settings", run_settings, "what the settings of particles do to guidance by 4, with a known truth")
-    sub = command("trained", run_trained, "guidance, wishes and a change of mind with the trained network; continues")
+    sub = command("walks", run_walks, "what more walks do to guidance by 4, with a known truth; continues")
+    sub.add_argument("--seeds", type=int, default=4)
+    sub = command("trained", run_trained, "what is measured with a trained network; continues")
     sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
-    sub.add_argument("--seeds", type=int, default=3)
+    sub.add_argument("--seeds", type=int, help="of the table of guidance")
+    parts = ("wishes", "refinement", "restored", "guidance")
+    sub.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    sub = command("inception", run_inception, "FID of one result of the table of guidance; needs the data and a wheel")
+    sub.add_argument("--weights", default="mnist-14", help="the network of the result")
+    sub.add_argument("--result", required=True, help='such as "guidance mnist-14 class 4 samples 512 seed 0"')
     sub = command("gallery", make_gallery, "one picture of guidance and wishes")
-    sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
+    sub.add_argument("--weights", nargs="+", default=["mnist", "fashion"], help="shipped networks, or files")
     sub.add_argument("--picture", type=Path, default=Path("results/gallery.png"))
     command("cost", cost, "what the paper's presets cost on one card")
     sub = command("page", page, "fill the tables of the page and draw its figures from the results")

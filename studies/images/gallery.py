@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import crepe_diffusion as cd
 from studies.images import pictures
+from studies.images.data import CLASSES
 from studies.images.model import Painter
-from studies.images.trained import SCALE, Sizes, pixels
+from studies.images.trained import SCALE, SIZES, pixels
 from studies.images.wishes import WISHES
 
 __all__ = ["gallery"]
 
 
-def gallery(painter: Painter, path: Path, sizes: Sizes | None = None, n: int = 12, seed: int = 0) -> Path:
-    """Draws of plain sampling and of replica exchange: guided, and with each wish."""
-    sizes = sizes or Sizes(n_iterations=24)
-    first = WISHES[painter.images][0].label
-    targets = {
-        "no guidance": painter.conditional(first),
-        f"guided by {SCALE}, debiased": painter.guided(first, SCALE),
-        **{wish.text: wish.tilt(painter.conditional(wish.label), painter) for wish in WISHES[painter.images]},
-    }
+def gallery(painters: Sequence[Painter], path: Path, n_iterations: int = 12, n: int = 14, seed: int = 0) -> Path:
+    """Draws of replica exchange: of one class, guided, and with each wish; for one network after the other."""
     rows = {}
-    for name, target in targets.items():
-        setting = sizes.setting(painter, target, 0)
-        chain = cd.ReplicaExchange(target, setting.ladder(8), n_chains=n, process=setting.process, seed=seed)
-        for _ in range(sizes.n_iterations):
-            chain.step()
-        rows[name] = pixels(chain.output())
+    for painter in painters:
+        first = WISHES[painter.images][0].label
+        name = CLASSES[painter.images][first]
+        targets = {
+            f"{name}, no guidance": painter.conditional(first),
+            f"guided by {SCALE}, debiased": painter.guided(first, SCALE),
+            **{wish.text: wish.tilt(painter.conditional(wish.label), painter) for wish in WISHES[painter.images]},
+        }
+        for text, target in targets.items():
+            setting = SIZES[painter.size].setting(painter, target, 0)
+            chain = cd.ReplicaExchange(target, setting.ladder(8), n_chains=n, process=setting.process, seed=seed)
+            for _ in range(n_iterations):
+                chain.step()
+            rows[text if text not in rows else f"{text}, {painter.name}"] = pixels(chain.output())
     path.parent.mkdir(parents=True, exist_ok=True)
     pictures.rows_of_images(rows).savefig(path, dpi=110)
     return path

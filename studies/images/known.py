@@ -5,6 +5,7 @@ A result is one problem with one seed: the errors of all methods, and of as many
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -17,12 +18,12 @@ import torch
 
 import crepe_diffusion as cd
 from studies.images import problems
-from studies.images.methods import GUIDANCE, REWARD, Method, Setting, after_burn_in, families, smc
+from studies.images.methods import GUIDANCE, REWARD, Method, Setting, after_burn_in, families, gibbs, smc
 from studies.images.mixture import FactorLaw, fit_law
 from studies.images.problems import SIGMA_MAX, SIGMA_MIN, Problem
 from studies.shared.results import Results
 
-__all__ = ["CASES", "Case", "compare_settings", "measure", "run_all"]
+__all__ = ["CASES", "WALKS", "Case", "compare_settings", "compare_walks", "measure", "run_all"]
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,41 @@ def compare_settings(law: FactorLaw, results: Results, n_batches: int = 8, seed:
         }
     results.save("settings", {"case": asdict(case), "seed": seed, "found": found})
     return "settings"
+
+
+WALKS: dict[str, tuple[int, int]] = {
+    "RNE-SMC": (1, 128),
+    "RNE-SMC, 4 times the walks": (4, 128),
+    "RNE-SMC, 16 times": (16, 128),
+    "RNE-SMC, 16 times, steps of half the size": (32, 256),
+    "particle Gibbs": (1, 128),
+    "particle Gibbs, 4 times": (4, 128),
+    "particle Gibbs, 16 times": (16, 128),
+}
+"""More of the budget, and the steps of a walk. The particles of a sweep grow with the root, and so do the sweeps."""
+
+
+def compare_walks(law: FactorLaw, results: Results, n_seeds: int = 4) -> Iterator[str]:
+    """Does the error for fours at w = 4 vanish with the budget? Yields the name of each result."""
+    case = CASES[0]
+    problem: Problem | None = None
+    for seed in range(n_seeds):
+        for name, (times, n_steps) in WALKS.items():
+            key = f"walks {name} seed {seed}"
+            if key in results:
+                continue
+            problem = problem or case.problem(law)
+            assert problem.log_z is not None
+            setting = Setting(SIGMA_MIN, SIGMA_MAX, n_steps, times * case.n_states, problem.process)
+            method = gibbs(32 * math.isqrt(times)) if name.startswith("particle Gibbs") else smc(cd.PathWork())
+            began = time.process_time()
+            out = method(problem.target, setting, seed)
+            found: dict[str, Any] = {"rows": out.evaluations.rows, "seconds": time.process_time() - began}
+            found |= {"families": families(out), "log z": out.log_z.value - problem.log_z}
+            exact = problems.exact_errors(problem, setting.n_states // n_steps, cd.Stream(seed).at("walks", name))
+            found |= {"exact": exact["shares"], **problems.errors(problem, out.x, out.weights)}
+            results.save(key, {"case": asdict(case), "seed": seed, "name": name, "found": found})
+            yield key
 
 
 def tiny() -> dict[str, float]:

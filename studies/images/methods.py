@@ -1,6 +1,6 @@
 """Samplers at equal rows: every method gets the same number of network rows for one target.
 
-A walk from noise to data takes `N_STEPS` steps with any method; replica exchange cuts them into few levels.
+A walk from noise to data takes `n_steps` steps with any method; replica exchange cuts them into few levels.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ __all__ = [
     "gibbs",
     "piloted",
     "plain",
+    "runs_of",
     "smc",
 ]
 
@@ -38,7 +39,7 @@ class Setting:
     n_states: int
     process: cd.processes.Process | None = None
     n_finish: int = 0
-    """Plain steps below level 0, as many per decade of noise as above it."""
+    """Plain steps below level 0, which every draw takes."""
 
     def ladder(self, substeps: int) -> cd.Ladder:
         steps = cd.ladder.karras(self.n_steps // substeps + 1, self.sigma_min, self.sigma_max, substeps=substeps)
@@ -51,7 +52,7 @@ Method = Callable[[cd.Target, Setting, int], cd.Result]
 
 def plain(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
     """What is usually done: follow the guided score, and trust it."""
-    n = setting.n_states // setting.n_steps
+    n = setting.n_states // (setting.n_steps + setting.n_finish)
     return cd.Plain(target, setting.ladder(1), process=setting.process, seed=seed).sample(n, progress=False)
 
 
@@ -59,7 +60,7 @@ def smc(weight: cd.Weight, substeps: int = 1, cost: int = 1, n_batches: int = 1,
     """Every `substeps` steps, batches with unequal weights are resampled. `pool="equal"`: each is a run of its own."""
 
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
-        n = setting.n_states // (cost * setting.n_steps + 1) // n_batches
+        n = setting.n_states // (cost * setting.n_steps + 1 + setting.n_finish) // n_batches
         sampler = cd.SMC(
             target,
             setting.ladder(substeps),
@@ -77,7 +78,7 @@ def smc(weight: cd.Weight, substeps: int = 1, cost: int = 1, n_batches: int = 1,
 
 def gibbs(n_particles: int = 32, substeps: int = 1, n_chains: int = 1) -> Method:
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
-        sweep = (n_particles - 1) * (setting.n_steps + 1) + setting.n_steps
+        sweep = (n_particles - 1) * (setting.n_steps + 1) + setting.n_steps + n_particles * setting.n_finish
         n = max(1, setting.n_states // n_chains // sweep - 1)  # the first pass costs about as much as a sweep
         chain = cd.ParticleGibbs(
             target,
@@ -97,7 +98,8 @@ def crepe(substeps: int = 16, n_chains: int = 8) -> Method:
 
     def run(target: cd.Target, setting: Setting, seed: int) -> cd.Result:
         steps = setting.ladder(substeps)
-        n = max(2, (setting.n_states // n_chains - setting.n_steps - 1) // (steps.n_levels * substeps))
+        iteration = steps.n_levels * substeps + setting.n_finish
+        n = max(2, (setting.n_states // n_chains - setting.n_steps - 1) // iteration)
         chain = cd.ReplicaExchange(target, steps, n_chains=n_chains, process=setting.process, seed=seed)
         return chain.sample(n, progress=False)
 
@@ -134,6 +136,26 @@ def families(out: cd.Result) -> float | None:
         return None
     shares = torch.zeros(int(which.max()) + 1, dtype=torch.float64).index_add(0, which, out.weights)
     return 1 / float(shares.square().sum())
+
+
+def runs_of(out: cd.Result, n: int) -> Tensor:
+    """The run to which each draw belongs, (rows,): its batch or its chain; n independent draws are one run.
+
+    >>> p = cd.models.GaussianMixture([1.0], [[0.5]], [0.5])
+    >>> steps = cd.ladder.karras(3, 0.1, 5.0)
+    >>> runs_of(cd.SMC(p**2.0, steps, n_particles=2, n_batches=3).sample(progress=False), 2).tolist()
+    [0, 0, 1, 1, 2, 2]
+    >>> runs_of(cd.ReplicaExchange(p**2.0, steps, n_chains=3).sample(2, progress=False), 2).tolist()
+    [0, 1, 2, 0, 1, 2]
+    """
+    if isinstance(out, cd.Chains):
+        return torch.arange(out.n_chains).repeat(len(out.chains))
+    if isinstance(out, cd.Particles):
+        return torch.arange(out.n_batches).repeat_interleave(out.log_weights.shape[1])
+    if isinstance(out, cd.samplers.Sweeps):
+        n_sweeps, n_chains, n_particles = out.log_weights.shape
+        return torch.arange(n_chains).repeat_interleave(n_particles).repeat(n_sweeps)
+    return torch.arange(len(out.x)) // n
 
 
 def after_burn_in(out: cd.Chains, share: float = 0.25) -> Tensor:

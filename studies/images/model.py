@@ -145,6 +145,17 @@ class Painter:
     moments: Tensor
     features: tuple[Tensor, Tensor]
     about: dict[str, Any]
+    examples: Tensor | None = None
+    """One test image of each class, (classes, 1, size, size)."""
+
+    @property
+    def size(self) -> int:
+        return self.models[0].event_shape[-1]
+
+    @property
+    def name(self) -> str:
+        """By which results and figures are told apart: "mnist" is of 28 x 28 pixels, "mnist-14" of 14 x 14."""
+        return file_name(self.images, self.size)
 
     def conditional(self, label: int) -> cd.Target:
         return self.models[label].as_target()
@@ -156,7 +167,7 @@ class Painter:
         """Kernels for a target of these models, with one variance per cosine."""
         which = [j for model in target.models for j, own in enumerate(self.models) if own is model]
         table = FisherTable(self.table.times, self.table.values[which], self.table.mean[which])
-        return Gaussian(variance="fisher-diagonal", basis=cosines(self.models[0].event_shape[-1]), information=table)
+        return Gaussian(variance="fisher-diagonal", basis=cosines(self.size), information=table)
 
 
 def as_models(model: cd.models.EDM, network: dict[str, int]) -> list[cd.models.Denoiser]:
@@ -173,8 +184,10 @@ def ship(name: str, data: Path, trained: Path, out: Path, size: int = 28, n: int
     network = json.loads(about["network"])
     model = build(network)
     model.load_state_dict(weights)
-    judge = load_classifier(trained / f"{stem}-classifier.safetensors", size)
-    training, _ = load_images(name, data, size)
+    judged, found = load_weights(trained / f"{stem}-classifier.safetensors")
+    judge = classifier_of(judged, size)
+    about |= {"classifier": found.get("test", "{}")}
+    training, test = load_images(name, data, size)
     times = cd.ladder.karras(n_times, *NOISE).times
     process = Gaussian(variance="fisher-diagonal", basis=cosines(size))
     groups = [training.of_class(c) for c in range(network["n_classes"])]
@@ -193,6 +206,7 @@ def ship(name: str, data: Path, trained: Path, out: Path, size: int = 28, n: int
         "measured.moments": torch.stack([measured.mean(2), measured.std(2)], 2),
         "measured.feature_mean": torch.stack([x.mean(0) for x in seen]).float(),
         "measured.feature_covariance": torch.stack([torch.cov(x.T) for x in seen]).float(),
+        "measured.examples": torch.stack([test.of_class(c)[0] for c in range(network["n_classes"])]),
         **{f"classifier.{k}": v for k, v in judge.state_dict().items()},
     }
     path = out / f"{stem}.safetensors"
@@ -219,11 +233,8 @@ def load_painter(name: str | Path) -> Painter:
         measured["moments"],
         (measured["feature_mean"].double(), measured["feature_covariance"].double()),
         facts,
+        measured.get("examples"),
     )
-
-
-def load_classifier(path: Path, size: int) -> Classifier:
-    return classifier_of(load_weights(path)[0], size)
 
 
 def classifier_of(weights: dict[str, Tensor], size: int) -> Classifier:

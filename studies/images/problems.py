@@ -43,6 +43,7 @@ __all__ = [
     "moments_of",
     "posterior",
     "tilted",
+    "widened",
 ]
 
 LAWS = Path(__file__).parent / "weights"
@@ -205,11 +206,11 @@ def posterior(law: FactorLaw, operator: Tensor, noise: float, name: str, steps: 
     weights = torch.softmax(_log_target(model, reward, x) - log_q, 0)
     process = measured_process([model], steps, seed=seed)
     kept = 1 / float(len(x) * weights.square().sum())
-    target = model.tilt(reward, guidance="gradient", anneal=cd.anneal.of_time(_widened(noise)))
+    target = model.tilt(reward, guidance="gradient", anneal=cd.anneal.of_time(widened(noise)))
     return Problem(name, target, process, x, weights, model, kept)
 
 
-def _widened(noise: float) -> Callable[[Tensor], Tensor]:
+def widened(noise: float) -> Callable[[Tensor], Tensor]:
     """At noise t, a prediction is off by about `t / sqrt(1 + t^2)`: an observation is worth less by that much."""
     return lambda t: noise**2 / (noise**2 + t * t / (1 + t * t) - SIGMA_MIN**2 / (1 + SIGMA_MIN**2))
 
@@ -255,17 +256,36 @@ def _log_normal(offset: Tensor, factor: Tensor) -> Tensor:
 
 
 def frechet(x: Tensor, w: Tensor, y: Tensor, v: Tensor) -> float:
-    """`|mean difference|^2 + tr(A + B - 2 (A B)^(1/2))` of two weighted samples of features (n, k)."""
-    return frechet_of_moments(moments_of(x, w), moments_of(y, v))
+    """`|mean difference|^2 + tr(A + B - 2 (A B)^(1/2))` of two weighted samples of features (n, k).
+
+    Rows may be fewer than features: with `A = R^T R` and `B = S^T S`, the trace of the root is the nuclear norm of
+    `R S^T`, whose size is that of the smaller samples.
+    """
+    return _frechet(_factored(x, w), _factored(y, v))
 
 
 def frechet_of_moments(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
     """The same from means and covariances."""
-    (a, cov_a), (b, cov_b) = one, other
-    values, vectors = torch.linalg.eigh(cov_a)
-    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-    cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp(min=0).sqrt().sum()
-    return float((a - b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * cross)
+
+    def factored(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = torch.linalg.eigh(covariance)
+        return mean, (vectors * values.clamp(min=0).sqrt()).T
+
+    return _frechet(factored(*one), factored(*other))
+
+
+def _factored(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """The weighted mean, and R with `R^T R` the covariance, of at most as many rows as columns."""
+    w = w / w.sum()
+    mean = w @ x
+    rows = (x - mean) * w.sqrt()[:, None]
+    return mean, rows if len(rows) <= rows.shape[1] else torch.linalg.qr(rows, mode="r").R
+
+
+def _frechet(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
+    (a, r), (b, s) = one, other
+    cross = torch.linalg.svdvals(r @ s.T).sum()
+    return float((a - b).square().sum() + r.square().sum() + s.square().sum() - 2 * cross)
 
 
 def moments_of(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from studies.images import imagenet, pictures
-from studies.images.known import CASES, Case
-from studies.images.wishes import IMPOSSIBLE, WISHES
+from studies.images.known import CASES, WALKS, Case
+from studies.images.model import SETTINGS, WEIGHTS
+from studies.images.restoring import OPERATORS, rows_of
+from studies.images.wishes import IMPOSSIBLE, WISHES, Wish
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
+from studies.shared.training import load_weights
 
 __all__ = ["fill_page"]
 
 FIGURES = Path(__file__).parent / "figures"
+PAINTERS = ("mnist-14", "mnist", "fashion-14", "fashion")
 
 
 def mean_and_error(values: Sequence[float], digits: int = 3) -> str:
@@ -90,6 +95,32 @@ SETTING_COLUMNS = {
 }
 
 
+def walks_table(results: Results) -> str | None:
+    """What more walks do at w = 4: mean and standard error over seeds."""
+    records = [results[name] for name in results.names("walks-*")]
+    if not records:
+        return None
+    rows = []
+    for name in WALKS:
+        found = [r["found"] for r in records if r["name"] == name]
+        if found:
+            cells = [
+                mean_and_error(values, digits) if (values := [f[key] for f in found if known_value(f[key])]) else "–"
+                for key, digits in WALK_COLUMNS.values()
+            ]
+            rows.append([name, f"{found[0]['rows']:,}", len(found), *cells])
+    return markdown(["method", "rows", "seeds", *WALK_COLUMNS], rows)
+
+
+WALK_COLUMNS = {
+    "TV of shares": ("shares", 3),
+    "as many exact draws": ("exact", 3),
+    "Fréchet": ("frechet", 2),
+    "families": ("families", 0),
+    "log Z, too large by": ("log z", 2),
+}
+
+
 def column(case: Case, records: list[dict[str, Any]]) -> str:
     what = f"w = {case.what}" if case.kind == "guided" else case.what
     n = len(records)
@@ -111,28 +142,119 @@ def known_figure(results: Results, case: Case, shown: Sequence[str], n: int = 12
 # -- storey 2 ----------------------------------------------------------------------------------------------
 
 
-def guidance_table(results: Results, images: str) -> str | None:
+TRAINED_COLUMNS = {
+    "log-probability": ("log-probability", 3),
+    "accuracy": ("accuracy", 3),
+    "Fréchet": ("frechet", 1),
+    "variety": ("variety", 2),
+}
+
+
+def guidance_table(results: Results, painter: str) -> str | None:
     """The twin of the paper's table: per method and number of samples, mean and standard error over seeds."""
-    records = [results[name] for name in results.names(f"guidance-{images}-*")]
+    records = [results[name] for name in results.names(f"guidance-{painter}-class-*")]
     if not records:
         return None
     rows = []
-    methods = list(records[0]["found"])
-    for method in methods:
-        for n in sorted({r["samples"] for r in records}):
-            seeds = [r["found"][method] for r in records if r["samples"] == n]
-            cells = []
-            for key, digits in (("log-probability", 3), ("accuracy", 3), ("frechet", 2), ("spread", 2)):
-                cells.append(mean_and_error([float(np.mean([c[key] for c in s])) for s in seeds], digits))
-            rows.append([method, n, *cells, f"{np.mean([c['rows'] for s in seeds for c in s]):,.0f}"])
-    return markdown(["method", "samples", "log-probability", "accuracy", "Fréchet", "spread", "rows"], rows)
+    for method in dict.fromkeys(method for r in sorted(records, key=_size) for method in r["found"]):
+        for n in sorted({_size(r) for r in records if method in r["found"]}):
+            seeds = [r["found"][method] for r in records if r["samples"] == n and method in r["found"]]
+            cells = [mean_and_error([s[key] for s in seeds], digits) for key, digits in TRAINED_COLUMNS.values()]
+            counts = (f"{np.mean([s[key] for s in seeds]):,.0f}" for key in ("images", "rows"))
+            rows.append([method, n, *cells, *counts])
+    first = ("no guidance", "plain CFG")
+    rows.sort(key=lambda row: first.index(row[0]) if row[0] in first else len(first))
+    for row in rows:
+        row[1] = "independent" if row[0] in first else row[1]
+    return markdown(["method", "samples", *TRAINED_COLUMNS, "images", "rows"], rows)
 
 
-def wish_table(results: Results, images: str) -> str | None:
+def _size(record: dict[str, Any]) -> int:
+    return int(record["samples"])
+
+
+def inception_table(results: Results, painter: str) -> str | None:
+    """FID of the methods of one result."""
+    names = results.names(f"inception-guidance-{painter}-class-*")
+    if not names:
+        return None
+    records = [results[name] for name in names]
+    methods = list(records[0]["fid"])
+    rows = [[method, *(f"{r['fid'][method]:.1f}" for r in records)] for method in methods]
+    seconds = sum(r["seconds"] for r in records)
+    text = (
+        f"{records[0]['n']} draws of each against {records[0]['n_real']} test images; {seconds:.0f} seconds of a core."
+    )
+    samples = [results[r["of"]]["samples"] for r in records]
+    return markdown(["", *(f"FID, {n} samples" for n in samples)], rows) + "\n\n" + text
+
+
+def network_table(folder: Path) -> str:
+    """What is shipped: facts of the trainings, from the files themselves."""
     rows = []
-    for wish in (*WISHES[images], IMPOSSIBLE[images]):
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.stem.startswith("law"):
+            continue
+        facts = {key: json.loads(value) for key, value in load_weights(path)[1].items()}
+        size, last, settings = facts["network"]["size"], facts["last"], facts["settings"]
+        steps = f"{last['step']:,} of {settings['n_steps']:,}"
+        accuracy = facts.get("classifier", {}).get("accuracy")
+        command = f"`train --images {facts['images']} --size {size}`"
+        if settings["n_steps"] != SETTINGS[size].n_steps:
+            command = command[:-1] + f" --steps {settings['n_steps']}`"
+        rows.append(
+            [
+                path.stem,
+                f"{size} x {size}",
+                f"{steps}, {settings['batch']} images each",
+                f"{last['validation']:.4f}",
+                "–" if accuracy is None else f"{accuracy:.3f}",
+                f"{path.stat().st_size / 1e6:.1f} MB",
+                command,
+            ]
+        )
+    return markdown(
+        ["file", "pixels", "steps", "held-out loss", "accuracy of its classifier", "size", "command"],
+        rows,
+    )
+
+
+def restored_table(results: Results, painter: str) -> str | None:
+    """Posteriors with a network: means over the hidden images, and standard errors."""
+    records = [results[name] for name in results.names(f"restored-{painter}-class-*")]
+    if not records:
+        return None
+    rows = []
+    for what in OPERATORS:
+        there = [r["found"] for r in records if r["what"] == what]
+        for method in there[0]:
+            cells = [mean_and_error([found[method][key] for found in there], digits) for key, digits in RESTORED]
+            counted = [found[method]["families"] for found in there if found[method]["families"] is not None]
+            rows.append([what, method, *cells, mean_and_error(counted, 0) if counted else "–"])
+    head = ["", "method", "misfit", "error of the mean", "variance of draws", "probability of its class", "families"]
+    return markdown(head, rows)
+
+
+RESTORED = (("misfit", 2), ("error", 3), ("variance", 3), ("class", 2))
+
+
+def restored_figure(results: Results, painter: str) -> str | None:
+    """Of two hidden images per operator: the image, what was seen, and draws of each method."""
+    rows: dict[str, np.ndarray] = {}
+    for what in OPERATORS:
+        names = results.names(f"restored-{painter}-class-*-{what}-seed-0")[:2]
+        if not names:
+            return None
+        rows |= {f"{what}, {method}": x for method, x in rows_of(results, names, 6).items()}
+    text = "Twice: a test image, what is seen of it, and six draws of what it may have been"
+    return shown(pictures.rows_of_images(rows, text), f"restored-{painter}.png", text)
+
+
+def wish_table(results: Results, painter: str) -> str | None:
+    rows = []
+    for wish in wishes_of(painter):
         for kind in ("alone", "guided"):
-            r = results.get(f"wish {images} {kind} {wish.text}")
+            r = results.get(f"wish {painter} {kind} {wish.text}")
             if r is None:
                 continue
             scale = r["wish"]["strength"]
@@ -145,24 +267,31 @@ def wish_table(results: Results, images: str) -> str | None:
     return markdown(head, rows)
 
 
-def guidance_figure(results: Results, images: str) -> str | None:
-    """Sixteen draws of each method, of one class and one run of 128 samples."""
-    name = f"guidance {images} samples 128 seed 0"
-    if name not in results:
+def wishes_of(painter: str) -> list[Wish]:
+    """All wishes of a network, the impossible one last."""
+    images = painter.split("-")[0]
+    return [*WISHES[images], IMPOSSIBLE[images]]
+
+
+def guidance_figure(results: Results, painter: str, n: int = 16) -> str | None:
+    """Draws of each method, of one class and one run of as many samples as there are."""
+    names = sorted(results.names(f"guidance-{painter}-class-*-seed-0"), key=lambda name: _size(results[name]))
+    if not names:
         return None
-    label, arrays = results[name]["classes"][0], results.arrays(name)
-    rows = {method: arrays[f"{method} {label}"] for method in results[name]["found"] if f"{method} {label}" in arrays}
-    return shown(pictures.rows_of_images(rows), f"guided-{images}.png", f"Guided images of class {label}")
+    record, arrays = results[names[-1]], results.arrays(names[-1])
+    rows = {method: arrays[method][:n] for method in record["found"] if method in arrays}
+    text = f"Guided images of class {record['class']}: draws of one run of {record['samples']} samples"
+    return shown(pictures.rows_of_images(rows, text), f"guided-{painter}.png", text)
 
 
-def wish_figures(results: Results, images: str) -> list[str]:
+def wish_figures(results: Results, painter: str) -> list[str]:
     """The grid of chains, thinned, with the impossible wish last; and rewards along the chains."""
     rows: dict[str, np.ndarray] = {}
     reward: dict[str, np.ndarray] = {}
     of_class: dict[str, np.ndarray] = {}
-    asked = [wish.text for wish in (*WISHES[images], IMPOSSIBLE[images])]
+    asked = [wish.text for wish in wishes_of(painter)]
     for kind in ("alone", "guided"):
-        names = {text: f"wish {images} {kind} {text}" for text in asked}
+        names = {text: f"wish {painter} {kind} {text}" for text in asked}
         if any(name not in results for name in names.values()):
             continue
         if kind == "guided":
@@ -175,18 +304,18 @@ def wish_figures(results: Results, images: str) -> list[str]:
     panels = {"reward per strength": reward, "log-probability of the class": of_class}
     grid = pictures.rows_of_images(rows, "One chain each, from left to right; the last wish cannot be fulfilled")
     return [
-        shown(grid, f"wishes-{images}.png", "Chains with a wish"),
-        shown(pictures.curves(panels), f"along-{images}.png", "Reward and class along the chains"),
+        shown(grid, f"wishes-{painter}.png", "Chains with a wish"),
+        shown(pictures.curves(panels), f"along-{painter}.png", "Reward and class along the chains"),
     ]
 
 
-def refinement_figure(results: Results, images: str) -> str | None:
-    record = results.get(f"refinement {images}")
+def refinement_figure(results: Results, painter: str) -> str | None:
+    record = results.get(f"refinement {painter}")
     if record is None:
         return None
-    arrays = results.arrays(f"refinement {images}")
+    arrays = results.arrays(f"refinement {painter}")
     pair = {record["before"]: arrays["before"], record["after"]: arrays["after"]}
-    return shown(pictures.rows_of_images(pair), f"refinement-{images}.png", "The same chains before and after")
+    return shown(pictures.rows_of_images(pair), f"refinement-{painter}.png", "The same chains before and after")
 
 
 def shown(figure: Any, name: str, text: str) -> str:
@@ -214,21 +343,28 @@ def fill_page(results: Results, page: Path) -> list[Path]:
     """Fill what the results allow, and leave the rest of the page as it is."""
     guided = [c for c in CASES if c.kind == "guided" and c.size == 14]
     others = [c for c in CASES if c.kind != "guided"]
-    makers: dict[str, Callable[[], str | None]] = {
-        "guidance shares": lambda: known_table(results, guided, "shares", 3),
-        "guidance frechet": lambda: known_table(results, guided, "frechet", 2),
-        "guidance families": lambda: known_table(results, guided, "families", 0),
-        "guidance log z": lambda: known_table(results, guided, "log z", 2),
-        "settings": lambda: settings_table(results),
-        "rewards families": lambda: known_table(results, others, "families", 0),
-        "rewards": lambda: known_table(results, others, "shares", 3),
-        "rewards frechet": lambda: known_table(results, others, "frechet", 2),
-        "trained mnist": lambda: together(guidance_table(results, "mnist"), guidance_figure(results, "mnist")),
-        "wishes mnist": lambda: together(wish_table(results, "mnist"), *wish_figures(results, "mnist")),
-        "refinement mnist": lambda: refinement_figure(results, "mnist"),
-        "cost": cost_table,
+    made = {
+        "guidance shares": known_table(results, guided, "shares", 3),
+        "guidance frechet": known_table(results, guided, "frechet", 2),
+        "guidance families": known_table(results, guided, "families", 0),
+        "guidance log z": known_table(results, guided, "log z", 2),
+        "settings": settings_table(results),
+        "walks": walks_table(results),
+        "rewards families": known_table(results, others, "families", 0),
+        "rewards": known_table(results, others, "shares", 3),
+        "rewards frechet": known_table(results, others, "frechet", 2),
+        "networks": network_table(WEIGHTS),
+        "cost": cost_table(),
     }
-    tables = {name: made for name, make in makers.items() if (made := make()) is not None}
+    for painter in PAINTERS:
+        made |= {
+            f"trained {painter}": together(guidance_table(results, painter), guidance_figure(results, painter)),
+            f"inception {painter}": inception_table(results, painter),
+            f"wishes {painter}": together(wish_table(results, painter), *wish_figures(results, painter)),
+            f"refinement {painter}": refinement_figure(results, painter),
+            f"restored {painter}": together(restored_table(results, painter), restored_figure(results, painter)),
+        }
+    tables = {name: text for name, text in made.items() if text is not None}
     paths = [fill(page, tables)]
     for case in (c for c in guided if c.what == "4"):
         path = known_figure(results, case, ("truth", "plain CFG", "RNE-SMC", "particle Gibbs", "CREPE"))

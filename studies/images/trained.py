@@ -1,14 +1,14 @@
 """Storey 2: a trained network. Guidance without its bias, wishes, a wish that cannot be fulfilled, a change of mind.
 
 No truth is known here. Images are judged by the classifier (log-probability and accuracy of the wanted class), by the
-Fréchet distance of its features to those of real images of the class, and by their spread relative to real images'.
+Fréchet distance of its features to those of real images of the class, and by their variety within a run.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,49 +16,71 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
-from studies.images.methods import Method, Setting, crepe, gibbs, plain, smc
+from studies.images.methods import Method, Setting, after_burn_in, crepe, gibbs, plain, runs_of, smc
 from studies.images.model import Painter
 from studies.images.problems import frechet_of_moments, moments_of
 from studies.images.wishes import IMPOSSIBLE, WISHES, Wish
 from studies.shared.results import Results
 
-__all__ = ["Sizes", "guidance_table", "refine", "wish_curves"]
+__all__ = ["SIZES", "Sizes", "guidance_table", "refine", "wish_curves"]
 
 SCALE = 1.7
 """The strength of guidance in the paper's table; with wishes it is 1.3."""
 SCALE_WITH_WISH = 1.3
+N_FINISH = 6  # plain steps below level 0
+N_SHOWN = 128  # draws that are kept of a run: the first are drawn, Inception sees all
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Steps of a walk; particles of a run and images of a class in the table; iterations of a chain with a wish."""
+    """Steps of a walk; samples of a run and images of a class in the table; iterations of a chain with a wish."""
 
     n_steps: int = 32
     n_samples: tuple[int, ...] = (8, 32, 128, 512)
-    n_images: int = 128
-    classes: tuple[int, ...] = (2, 4, 5, 7, 9)
+    n_images: int = 512
+    classes: tuple[int, ...] = (4,)
     n_iterations: int = 96
     n_chains: int = 4
     n_seeds: int = 3
 
     def setting(self, painter: Painter, target: cd.Target, n_states: int) -> Setting:
-        return Setting(0.1, 20.0, self.n_steps, n_states, painter.process(target), n_finish=6)
+        return Setting(0.1, 20.0, self.n_steps, n_states, painter.process(target), N_FINISH)
 
 
-def judged(painter: Painter, label: int, x: Tensor, weights: Tensor) -> dict[str, float]:
-    """Of images that should be of this class."""
+SIZES = {14: Sizes(), 28: Sizes(n_seeds=1)}
+"""What is measured by default; a row of 28 x 28 pixels costs four of 14 x 14."""
+
+
+def judged(painter: Painter, label: int, x: Tensor, weights: Tensor, run: Tensor) -> dict[str, float]:
+    """Of images that should be of this class; `run` (rows,) tells to which run each belongs.
+
+    `variety` is half the mean squared distance of the features of two draws of one run, relative to real images: 1 for
+    independent draws of the data, 0 for copies.
+    """
     with torch.no_grad():
         features = torch.cat([painter.classifier.features(rows.float()) for rows in x.split(512)])
         log_p = painter.classifier.head(features).log_softmax(1).double()
-    w = weights.double()
-    mean, covariance = moments_of(features.double(), w)
+    w, features = weights.double(), features.double()
     real = tuple(part[label] for part in painter.features)
     return {
         "log-probability": float(w @ log_p[:, label]),
         "accuracy": float(w @ (log_p.argmax(1) == label).double()),
-        "frechet": frechet_of_moments((mean, covariance), (real[0], real[1])),
-        "spread": float(covariance.trace() / real[1].trace()),
+        "frechet": frechet_of_moments(moments_of(features, w), (real[0], real[1])),
+        "variety": variety(features, w, run) / float(real[1].trace()),
     }
+
+
+def variety(features: Tensor, weights: Tensor, run: Tensor) -> float:
+    """The total variance of features (rows, k) within runs, unbiased for equal weights; the mean over runs.
+
+    >>> variety(torch.tensor([[0.0], [2.0], [5.0], [5.0]]), torch.full((4,), 0.25), torch.tensor([0, 0, 1, 1]))
+    1.0
+    """
+    found = []
+    for r in run.unique():
+        x, w = features[run == r], weights[run == r]
+        found.append(float(moments_of(x, w)[1].trace()) * len(x) / max(1, len(x) - 1))
+    return sum(found) / len(found)
 
 
 # -- the paper's table -------------------------------------------------------------------------------------
@@ -77,34 +99,43 @@ def table_methods(n: int, runs: int) -> dict[str, Method]:
 
 
 def guidance_table(painter: Painter, results: Results, sizes: Sizes) -> Iterator[str]:
-    """For every number of samples, method and seed: what guided images of five classes are like."""
+    """For every number of samples, method, class and seed: what guided images are like.
+
+    Small runs are repeated until all sizes are judged by as many images. The samples of plain guidance are independent,
+    so a run of another size is another way to divide them, and they are drawn once; beside them, without guidance.
+    """
     for seed in range(sizes.n_seeds):
-        for n in sizes.n_samples:
-            name = f"guidance {painter.images} samples {n} seed {seed}"
-            if name in results:
-                continue
-            # As in the paper, small runs are repeated until all sizes are judged by about as many images.
-            runs, classes = max(1, sizes.n_images // n), sizes.classes
-            if n > sizes.n_images:
-                classes = (classes[seed % len(classes)],)
-            found: dict[str, list[dict[str, float]]] = {}
-            shown = {}
-            for label in classes:
-                target = painter.guided(label, SCALE)
-                setting = sizes.setting(painter, target, runs * n * (sizes.n_steps + 1))
-                for key, method in table_methods(n, runs).items():
+        for label in sizes.classes:
+            target, most = painter.guided(label, SCALE), max(sizes.n_samples)
+            for n in sizes.n_samples:
+                name = f"guidance {painter.name} class {label} samples {n} seed {seed}"
+                if name in results:
+                    continue
+                runs = max(1, sizes.n_images // n)
+                setting = sizes.setting(painter, target, runs * n * (sizes.n_steps + 1 + N_FINISH))
+                ways = {key: (target, method) for key, method in table_methods(n, runs).items()}
+                if n == most:
+                    ways = {"no guidance": (painter.conditional(label), plain)} | ways
+                else:
+                    del ways["plain CFG"]
+                found: dict[str, dict[str, float]] = {}
+                shown = {}
+                for key, (wanted, method) in ways.items():
                     began = time.process_time()
-                    out = method(target, setting, seed)
-                    cost = {"rows": float(out.evaluations.rows), "seconds": time.process_time() - began}
-                    found.setdefault(key, []).append(judged(painter, label, out.x, out.weights) | cost)
-                    shown[f"{key} {label}"] = pixels(by_weight(out, 16, seed))
+                    out = method(wanted, replace(setting, process=painter.process(wanted)), seed)
+                    rows = float(out.evaluations.rows)
+                    cost = {"rows": rows, "seconds": time.process_time() - began, "images": float(len(out.x))}
+                    run = runs_of(out, n)
+                    found[key] = judged(painter, label, out.x, out.weights, run) | cost
+                    shown[key] = pixels(by_weight(out, N_SHOWN, seed))
                     if isinstance(out, cd.Chains):
-                        x = out.chains[len(out.chains) // 4 :].flatten(0, 1)
-                        kept = judged(painter, label, x, torch.full((len(x),), 1 / len(x)))
-                        found.setdefault(f"{key}, burn-in dropped", []).append(kept | cost)
-            record = {"samples": n, "runs": runs, "classes": list(classes), "seed": seed, "found": found}
-            results.save(name, record, **(shown if seed == 0 else {}))
-            yield name
+                        x = after_burn_in(out)
+                        equal = torch.full((len(x),), 1 / len(x))
+                        cost |= {"images": float(len(x)), "round trips": float(out.diagnostics.round_trips())}
+                        found[f"{key}, burn-in dropped"] = judged(painter, label, x, equal, run[-len(x) :]) | cost
+                record = {"samples": n, "runs": runs, "class": label, "seed": seed, "found": found}
+                results.save(name, record, **(shown if seed == 0 else {}))
+                yield name
 
 
 def by_weight(out: cd.Result, n: int, seed: int) -> Tensor:
@@ -151,11 +182,11 @@ def run_wish(painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: 
         "without the wish": float(values(free.x).mean()),
         "smc": {
             "reward": float(particles.weights @ values(particles.x)),
-            **judged(painter, wish.label, particles.x, particles.weights),
+            **judged(painter, wish.label, particles.x, particles.weights, runs_of(particles, n)),
         },
         "crepe": {
             "reward": float(values(half).mean()),
-            **judged(painter, wish.label, half, torch.full((len(half),), 1 / len(half))),
+            **judged(painter, wish.label, half, torch.full((len(half),), 1 / len(half)), runs_of(out, 0)[-len(half) :]),
         },
         "verdict": str(verdict),
         "smc verdict": str(particles.verdict({"reward": values, "class": of_class})),
@@ -172,7 +203,7 @@ def wish_curves(painter: Painter, results: Results, sizes: Sizes, seed: int = 0)
             ("alone", painter.conditional(wish.label)),
             ("guided", painter.guided(wish.label, SCALE_WITH_WISH)),
         ):
-            name = f"wish {painter.images} {kind} {wish.text}"
+            name = f"wish {painter.name} {kind} {wish.text}"
             if name not in results:
                 record, chains = run_wish(painter, base, wish, sizes, seed)
                 every = max(1, len(chains) // 12)
@@ -210,7 +241,7 @@ def refine(
         if n in (sizes.n_iterations - 1, 2 * sizes.n_iterations - 1):
             shown.append(pixels(x))
         advance()
-    name = f"refinement {painter.images}"
+    name = f"refinement {painter.name}"
     record = {"before": first.text, "after": second.text, "changed": sizes.n_iterations, "along": along, "seed": seed}
     results.save(name, record, before=shown[0], after=shown[1])
     return name

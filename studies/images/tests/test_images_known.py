@@ -191,6 +191,23 @@ def test_frechet_of_gaussians():
     assert problems.frechet(a, w, b, w) == pytest.approx(expected)
 
 
+def test_frechet_of_few_rows_and_of_moments_agree():
+    """Fewer rows than features, weighted: from factors and from covariances, which is another computation."""
+    x, y = cd.Stream(14).normal((9, 12)), 2 * cd.Stream(15).normal((30, 12)) + 0.3
+    w, v = cd.Stream(16).normal((9,)).exp(), cd.Stream(17).normal((30,)).exp()
+
+    def check(w):
+        expected = problems.frechet_of_moments(problems.moments_of(x, w), problems.moments_of(y, v))
+        assert problems.frechet(x, cd.Stream(16).normal((9,)).exp(), y, v) == pytest.approx(expected)
+        (a, cov_a), (b, cov_b) = problems.moments_of(x, w), problems.moments_of(y, v)
+        values = torch.linalg.eigvals(cov_a @ cov_b).real.clamp(min=0)
+        by_product = (a - b).square().sum() + cov_a.trace() + cov_b.trace() - 2 * values.sqrt().sum()
+        assert expected == pytest.approx(float(by_product), rel=1e-5)
+
+    check(w)
+    refuted(lambda: check(w.square()))
+
+
 def test_idx_files_are_read_and_others_refused(tmp_path):
     x = np.arange(3 * 28 * 28).reshape(3, 28, 28).astype(np.uint8)
     y = np.array([1, 0, 2], np.uint8)

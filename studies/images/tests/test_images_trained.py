@@ -14,12 +14,13 @@ import torch
 import crepe_diffusion as cd
 from checks import refuted
 from crepe_diffusion.run import read_run
-from studies.images import model, painting, tables, trained, wishes
+from crepe_diffusion.samplers import Independent
+from studies.images import methods, model, painting, restoring, tables, trained, wishes
 from studies.images.methods import Setting
 from studies.shared.results import Results
 from studies.shared.training import Settings, loss
 
-SIZES = trained.Sizes(n_steps=8, n_samples=(4,), n_images=8, classes=(3,), n_iterations=3, n_chains=2, n_seeds=1)
+SIZES = trained.Sizes(n_steps=8, n_samples=(2, 4), n_images=8, classes=(3,), n_iterations=3, n_chains=2, n_seeds=1)
 
 
 def test_the_label_reaches_the_network_and_rows_do_not_mix():
@@ -134,33 +135,109 @@ def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
     results = Results(tmp_path)
     names = list(trained.guidance_table(painter, results, SIZES))
     assert list(trained.guidance_table(painter, results, SIZES)) == []
-    record = results[names[0]]
-    assert set(record["found"]) == {
-        "plain CFG",
-        "FKC",
-        "RNE-SMC",
-        "particle Gibbs",
-        "CREPE",
-        "CREPE, burn-in dropped",
-    }
-    most = 2 * record["runs"] * 4 * 9  # two conditions; 9 rows per particle of 8 steps
+    assert names == [f"guidance mnist-14 class 3 samples {n} seed 0" for n in (2, 4)]
+    corrected = {"FKC", "RNE-SMC", "particle Gibbs", "CREPE", "CREPE, burn-in dropped"}
+    assert set(results[names[0]]["found"]) == corrected
+    record = results[names[1]]
+    assert set(record["found"]) == corrected | {"no guidance", "plain CFG"}
+    most = 8 * (8 + 1 + trained.N_FINISH)  # images, and the states of a walk
     for name, found in record["found"].items():
-        assert all(f["rows"] <= 2 * most and 0 <= f["accuracy"] <= 1 for f in found), name
+        networks = 1 if name == "no guidance" else 2
+        short = {"particle Gibbs", "CREPE", "CREPE, burn-in dropped"}  # which go on for two iterations at the least
+        assert found["rows"] <= networks * (most if name not in short else 2 * most), name
+        assert 0 <= found["accuracy"] <= 1, name
     json.dumps(record, allow_nan=False)
     trained.refine(painter, results, SIZES)
-    found = results["refinement mnist"]
+    found = results["refinement mnist-14"]
     assert len(found["along"]) == 6
     wish, chains = trained.run_wish(painter, painter.conditional(4), wishes.WISHES["mnist"][4], SIZES, seed=0)
     assert chains.shape == (3, 2, 1, 14, 14)
     assert len(wish["along"]) == 3
 
 
+def test_rows_are_equal_where_runs_are_long_enough():
+    """Every method spends what it was given, but for less than one more iteration; finishing steps are paid too."""
+    p, q = (cd.models.GaussianMixture([1.0], [[mean]], [0.5]) for mean in (0.5, 0.0))
+    target = cd.guided(p, q, 1.5)
+    setting = Setting(0.1, 20.0, 8, 2400, cd.processes.Gaussian(variance=1.0), trained.N_FINISH)
+
+    def check(setting, given):
+        for method, iteration in (
+            (methods.plain, 14),
+            (methods.smc(cd.PathWork(), 4, n_batches=2), 2 * 15),
+            (methods.gibbs(4, 4, n_chains=2), 2 * 59),
+            (methods.crepe(4, n_chains=2), 2 * 18),
+        ):
+            spent = method(target, setting, 0).evaluations.rows / 2
+            assert given - 2 * iteration < spent <= given
+
+    check(setting, 2400)
+    refuted(lambda: check(replace(setting, n_states=2 * setting.n_states), 2400))
+
+
+def test_variety_is_that_of_one_run_and_not_of_all():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(4000, 3, generator=g, dtype=torch.float64)
+    equal, run = torch.full((4000,), 1 / 4000).double(), torch.arange(4000) // 4
+
+    def check(x, weights):
+        assert trained.variety(x, weights, run) == pytest.approx(3, rel=0.1)  # unbiased for runs of four draws
+
+    check(x, equal)
+    refuted(lambda: check(x[4 * run], equal))  # copies of one draw in every run, though all runs together vary as much
+    heavy = equal.where(torch.arange(4000) % 4 == 0, 1e-9)
+    refuted(lambda: check(x, heavy))
+
+
+@pytest.mark.parametrize(("what", "n_seen"), [("inpainting", 98), ("deblurring", 49)])
+def test_an_observation_is_as_likely_as_its_noise(painter, what, n_seen):
+    target, hidden, operator, seen = restoring.observation(painter, 5, what)
+    assert operator.shape == (n_seen, 196)
+    residual = (seen - operator @ hidden.flatten()) / restoring.NOISE
+    assert abs(float(residual.square().mean()) - 1) < 5 * math.sqrt(2 / n_seen)
+
+    def check(x):
+        expected = -0.5 * float(residual.square().sum())
+        assert float(target.rewards[0].function(x[None])) == pytest.approx(expected, rel=1e-4)
+
+    check(hidden)
+    refuted(lambda: check(hidden + 0.1))
+    assert restoring.as_image(seen, what, 14).shape == (1, 14, 14)
+    with pytest.raises(cd.InputError, match="has no test images"):
+        restoring.observation(replace(painter, examples=None), 5, what)
+
+
+def test_draws_are_compared_with_the_hidden_image(painter, tmp_path, monkeypatch):
+    """Independent draws whose mean is the hidden image, and whose variance is known."""
+    _, hidden, operator, seen = restoring.observation(painter, 2, "inpainting")
+    x = hidden + 0.2 * torch.randn(4000, 1, 14, 14, generator=torch.Generator().manual_seed(0))
+    scale = float(hidden.var(correction=0))
+
+    def check(x):
+        out = Independent(x, cd.samplers.Plain(painter.conditional(2), cd.ladder.karras(3, 0.1, 5.0)).evaluate.counts)
+        found = restoring.judged(out, hidden, operator, seen)
+        assert found["variance"] == pytest.approx(0.04 / scale, rel=0.02)
+        assert found["error"] < 1e-3
+        expected = float((operator @ hidden.flatten() - seen).square().mean() + 0.04) / restoring.NOISE**2
+        assert found["misfit"] == pytest.approx(expected, rel=0.02)
+
+    check(x)
+    refuted(lambda: check(x + 0.1))
+    results = Results(tmp_path)
+    monkeypatch.setattr(restoring, "CLASSES", {"mnist": (2,)})
+    names = list(restoring.restore(painter, results, n_steps=4, n_walks=8, n=2))
+    assert len(names) == 2
+    assert list(restoring.restore(painter, results, n_steps=4, n_walks=8, n=2)) == []
+    assert set(results[names[0]]["found"]) == set(restoring.METHODS)
+
+
 @pytest.mark.slow
 def test_the_page_is_filled_from_results(painter, tmp_path, monkeypatch):
     """Tables, grids of chains, curves and both storeys, from a tiny study; places without results stay as they are."""
-    results, sizes = Results(tmp_path / "results"), replace(SIZES, n_samples=(128,), n_images=8)
+    results = Results(tmp_path / "results")
     assert len(list(trained.wish_curves(painter, results, SIZES))) == 12
-    list(trained.guidance_table(painter, results, sizes))
+    list(trained.guidance_table(painter, results, SIZES))
+    list(restoring.restore(painter, results, n_steps=4, n_walks=8))
     trained.refine(painter, results, SIZES)
     monkeypatch.setattr(tables, "FIGURES", tmp_path / "figures")
     page = tmp_path / "README.md"
@@ -171,7 +248,7 @@ def test_the_page_is_filled_from_results(painter, tmp_path, monkeypatch):
     for wish in (*wishes.WISHES["mnist"], wishes.IMPOSSIBLE["mnist"]):
         assert text.count(f"| {wish.text} |") == 2
     made = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert made == {"guided-mnist.png", "wishes-mnist.png", "along-mnist.png", "refinement-mnist.png"}
+    assert made == {f"{what}-mnist-14.png" for what in ("guided", "wishes", "along", "refinement", "restored")}
     assert all(f"(figures/{name})" in text for name in made)
     known = before[before.index("<!-- table: guidance shares") : before.index("## 2 With")]
     assert known in text

