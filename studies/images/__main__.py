@@ -86,7 +86,8 @@ def run_trained(options: argparse.Namespace) -> None:
 
 def run_inception(options: argparse.Namespace) -> None:
     painter = model.load_painter(options.weights)
-    print(inception.compare(options.data, Results(options.out), options.result, painter.images, painter.size))
+    test = data.load_images(painter.images, options.data, painter.size)[1]
+    print(inception.compare(inception.load_inception(), test, Results(options.out), options.result))
 
 
 def make_gallery(options: argparse.Namespace) -> None:

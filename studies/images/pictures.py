@@ -68,14 +68,13 @@ def shares_and_images(
 
 
 def curves(groups: Mapping[str, Mapping[str, np.ndarray]]) -> Figure:
-    """One panel per group: mean and spread over wishes of a quantity (wishes, iterations) along the chain."""
+    """One panel per group: a quantity (wishes, iterations) along the chain, each wish thin and their mean thick."""
     figure, axes = plt.subplots(1, len(groups), figsize=(4.2 * len(groups), 2.9), squeeze=False, layout="constrained")
     for ax, (title, lines) in zip(axes[0], groups.items(), strict=True):
         for name, values in lines.items():
             n = np.arange(1, values.shape[1] + 1)
-            mean, sd = values.mean(0), values.std(0)
-            ax.plot(n, mean, label=name)
-            ax.fill_between(n, mean - sd, mean + sd, alpha=0.15)
+            (line,) = ax.plot(n, values.mean(0), lw=2.2, label=name)
+            ax.plot(n, values.T, lw=0.6, alpha=0.5, color=line.get_color())
         ax.set_title(title, fontsize=10)
         ax.set_xlabel("iteration")
         ax.legend(frameon=False, fontsize=8)

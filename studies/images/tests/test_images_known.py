@@ -13,6 +13,7 @@ import torch
 import crepe_diffusion as cd
 from checks import assert_mean, refuted
 from studies.images import data, known, methods, mixture, problems
+from studies.shared.results import Results
 
 T = 0.3
 
@@ -206,6 +207,19 @@ def test_frechet_of_few_rows_and_of_moments_agree():
 
     check(w)
     refuted(lambda: check(w.square()))
+
+
+def test_more_walks_cost_more_and_are_compared_with_as_many_exact_draws(law, tmp_path, monkeypatch):
+    monkeypatch.setattr(known, "CASES", [known.Case("mnist", 1, "guided", "3", n_steps=32, n_states=4096)])
+    monkeypatch.setattr(known, "WALKS", {"RNE-SMC": 1, "particle Gibbs": 1, "RNE-SMC, 16 times": 16})
+    results = Results(tmp_path)
+    names = list(known.compare_walks(law, results, n_seeds=1))
+    assert list(known.compare_walks(law, results, n_seeds=1)) == []
+    few, sweeps, many = (results[name]["found"] for name in names)
+    assert many["rows"] / few["rows"] == pytest.approx(16, rel=0.02)
+    assert sweeps["rows"] <= few["rows"] * 1.02
+    assert many["exact"] < few["exact"]
+    assert many["shares"] < 0.1, many
 
 
 def test_idx_files_are_read_and_others_refused(tmp_path):

@@ -15,7 +15,7 @@ import crepe_diffusion as cd
 from checks import refuted
 from crepe_diffusion.run import read_run
 from crepe_diffusion.samplers import Independent
-from studies.images import methods, model, painting, restoring, tables, trained, wishes
+from studies.images import data, inception, methods, model, painting, restoring, tables, trained, wishes
 from studies.images.methods import Setting
 from studies.shared.results import Results
 from studies.shared.training import Settings, loss
@@ -252,6 +252,27 @@ def test_the_page_is_filled_from_results(painter, tmp_path, monkeypatch):
     assert all(f"(figures/{name})" in text for name in made)
     known = before[before.index("<!-- table: guidance shares") : before.index("## 2 With")]
     assert known in text
+
+
+class Corners(torch.nn.Module):
+    """Nine pixels of an enlarged image in the place of Inception's features."""
+
+    def forward(self, x):
+        assert x.shape[1:] == (3, 299, 299)
+        assert -1 <= float(x.min()) <= float(x.max()) < 1
+        return x[:, 1, ::100, ::100].flatten(1)
+
+
+def test_fid_is_small_for_the_same_images_and_large_for_others(folder, tmp_path):
+    test = data.load_images("mnist", folder / "data", 14)[1]
+    own, other = (trained.pixels(test.of_class(c)[:5]) for c in (8, 0))
+    results = Results(tmp_path)
+    results.save("guidance", {"class": 8, "samples": 5}, same=own, other=other)
+    found = results[inception.compare(Corners(), test, results, "guidance", n_real=5)]
+    assert found["fid"]["same"] == pytest.approx(0, abs=1e-6)
+    assert found["fid"]["other"] > 10 * found["fid"]["other real images"] > 0
+    with pytest.raises(cd.InputError, match=r"16 \+ 5 test images of a class are needed, got 20"):
+        inception.compare(Corners(), test, results, "guidance", n_real=16)
 
 
 def test_networks_have_the_stated_sizes():
