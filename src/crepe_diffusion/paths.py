@@ -21,7 +21,7 @@ from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.processes import Coefficients, Discrete, Evaluation, Masked, Uniform
 from crepe_diffusion.processes.asked import Steps
 from crepe_diffusion.processes.discrete import at_positions, in_turn
-from crepe_diffusion.processes.uniform import Jumps, Slopes
+from crepe_diffusion.processes.uniform import Jumps, Replaced
 from crepe_diffusion.random import Stream
 
 __all__ = ["Path", "denoise", "log_target_ratio", "log_work", "walk"]
@@ -296,10 +296,16 @@ def _detour(
             models[:, here] += evaluate.ask(x[here], t[here], jumps.rows(here), which=which[rows])[1][:-1]
         x = process.changed(x, jumps, torch.where(chosen, jumps.given, jumps.here(x)))
     rows = moving.nonzero()[:, 0]
-    here = rows.to(device)
-    for time, weight in process.quadrature(s[here], t[here]) if len(rows) else ():
-        slopes = evaluate.ask(x_s[here], time, Slopes.everywhere(process, x_s[here]), which=which[rows])[1]
-        models[:, here] -= weight * slopes[:-1]
+    if not len(rows):
+        return models
+    asked = Replaced.anywhere(process, x_s)
+
+    def replaced(some: Tensor, times: Tensor) -> Tensor:
+        here = rows[some].to(device)
+        return evaluate.ask(x_s[here], times, asked.rows(here), which=which[rows[some]])[1][:-1]
+
+    low, high = torch.stack([s, t]).to("cpu", torch.float64)[:, rows]
+    models[:, rows.to(device)] += process.log_time_ratios(process.n_free(x_s.shape[1:]), low, high, replaced)
     return models
 
 

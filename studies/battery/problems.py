@@ -99,7 +99,7 @@ class Problem:
         first = self.target.models[0]
         rows = self.steps + 1
         if isinstance(first, TokenTable):
-            # Masked tokens change in turn. Ratios of uniform ones need three evaluations per step, and one per change.
+            # Masked tokens change in turn. Ratios of uniform ones need about three rows per step, and one per change.
             masked = isinstance(first.process(), Masked)
             rows = first.length + 1 if masked else (1 + 3) * self.steps + first.length
         return len(self.target.models) * rows

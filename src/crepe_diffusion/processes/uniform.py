@@ -5,10 +5,10 @@ q_t(x | x_0) = a [x = x_0] + (1 - a) / V,     a = 1 - t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from numpy.polynomial.legendre import leggauss
 from torch import Tensor
 
 from crepe_diffusion.batches import rows_like
@@ -28,12 +28,10 @@ from crepe_diffusion.processes.discrete import (
     survival,
     with_entry,
 )
+from crepe_diffusion.processes.quadrature import log_integral
 from crepe_diffusion.random import Stream
 
 __all__ = ["Uniform"]
-
-SOFTEST = 1e-3
-"""The process integrates over log(t + this): densities may be steep on this scale of times."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +50,21 @@ class Jumps(Asked):
 
 
 @dataclass(frozen=True)
-class Slopes(Asked):
-    """`d/dt log p_t(x)` at fixed x, summed over the positions that are `free`; 0 for a proposal."""
+class Replaced(Asked):
+    """The expected number of `free` positions whose token was replaced by another one; 0 for a proposal."""
 
     free: Tensor
 
     @staticmethod
-    def everywhere(process: Uniform, x: Tensor) -> Slopes:
+    def anywhere(process: Uniform, x: Tensor) -> Replaced:
         free = process.free(x).flatten(1)
-        return Slopes(torch.arange(free.shape[1], device=x.device).expand(free.shape), free)
+        return Replaced(torch.arange(free.shape[1], device=x.device).expand(free.shape), free)
 
     def answer(
         self, process: Discrete, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], coefficients: Coefficients
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(process, Uniform)
-        slopes = [process.time_slope(x, p, t, self.free) for p in predictions]
-        return x, torch.stack([*slopes, torch.zeros_like(t)])
+        return x, torch.stack([*(process.n_replaced(x, p, self.free) for p in predictions), torch.zeros_like(t)])
 
 
 @dataclass(frozen=True)
@@ -76,13 +73,16 @@ class Uniform(Discrete, TokenMoves):
 
     All positions change together in a step. With `at_once` (a number of positions) the ratio of densities is computed
     along a way of its own between the two ends of the step: at the upper time, at most `at_once` positions change after
-    each evaluation, and then time moves while the state stays, by Gauss-Legendre quadrature of
+    each evaluation, and then time moves while the state stays. In the clock log y, where y is the odds of a replaced
+    token, `y = (t / V) / (1 - t + t / V)`, densities of n free positions change by
 
-        d/dt log p_t(x) = sum_i (1 - p_i) / t - p_i (V - 1) / (1 + (V - 1) (1 - t)),   p_i = P(x_0^i = x^i | x_t = x)
+        log p_t(x) = n log(1 - t + t / V) + log sum_k A_k(x) y^k,    d/dlog y of the sum = K = sum_i P(x_0^i != x^i | x)
 
-    at `nodes` times, in the clock `log(t + 0.001)`. With `at_once=1` the ratio is exact up to the quadrature. A step
-    then costs one evaluation per changed position but the first, and `nodes` more. None: the product over positions,
-    which costs nothing more. `"auto"` as for `Masked`.
+    where A_k is the probability of all states that differ from x in k positions. The integral of K is a Gauss-Legendre
+    quadrature with at most `nodes` nodes for each factor of ten in y, fewer for short steps. In a step that touches
+    t = 0 it goes down until K falls like y, so rarer states have more nodes. With `at_once=1` the ratio is exact up
+    to this quadrature, whose error falls geometrically with `nodes`. A step costs one evaluation per changed position
+    but the first, and the nodes. None: the product over positions, which costs nothing more. `"auto"` as for `Masked`.
     """
 
     at_once: int | str | None = "auto"
@@ -91,8 +91,8 @@ class Uniform(Discrete, TokenMoves):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_once(self.at_once)
-        if isinstance(self.nodes, bool) or int(self.nodes) != self.nodes or self.nodes < 1:
-            raise InputError(f"nodes must be a positive number of times, got {self.nodes!r}")
+        if isinstance(self.nodes, bool) or int(self.nodes) != self.nodes or self.nodes < 2:
+            raise InputError(f"nodes must be a number of times, 2 or more, got {self.nodes!r}")
 
     def multiplies(self, event: torch.Size) -> bool:
         return self.log_probs is None and most_at_once(self.at_once, self.n_free(event)) > 1
@@ -110,23 +110,32 @@ class Uniform(Discrete, TokenMoves):
         each = pick(self.log_concrete(x, as_real(log_p), t), y)
         return torch.where(x != y, each, 0.0).flatten(1).sum(1)
 
-    def time_slope(self, x: Tensor, log_p: Tensor, t: Tensor, free: Tensor) -> Tensor:
-        """`d/dt log p_t(x)` at fixed x, exactly: the mean of `d/dt log q_t(x | x_0)` given x."""
-        p, more = pick(as_real(log_p), x).exp(), self.vocab_size - 1
-        t = rows_like(t, x)
-        each = (1 - p) / t - p * more / (1 + more * (1 - t))
-        return torch.where(free, each, 0.0).flatten(1).sum(1)
+    def n_replaced(self, x: Tensor, log_p: Tensor, free: Tensor) -> Tensor:
+        """K: how many of the positions that are `free` have another token than x_0, as the model expects."""
+        return torch.where(free, -torch.expm1(pick(as_real(log_p), x)), 0.0).flatten(1).sum(1)
 
-    def quadrature(self, s: Tensor, t: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Times and weights (rows,) of an integral from s to t.
+    def kept(self, t: Tensor) -> Tensor:
+        """`q_t(x | x)`: the chance that a position has its own token."""
+        return 1 - t * (1 - 1 / self.vocab_size)
 
-        A state that is rarer than its neighbours by a factor r has `log p_t(x) ~ log(1 + r t)`: the clock `log(t + e)`
-        makes it smooth for factors up to 1 / e.
+    def odds(self, t: Tensor) -> Tensor:
+        """y: the chance that a position has one certain other token, over that of its own."""
+        return t / self.vocab_size / self.kept(t)
+
+    def log_time_ratios(
+        self, n_free: int, s: Tensor, t: Tensor, replaced: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """`log p_s(x) - log p_t(x)` at fixed x, (models, rows), of times (rows,) on the CPU.
+
+        `replaced(rows, times)` returns K of some of the rows, (models, these). Its times depend on x, s and t alone, so
+        that the ratio is the same for both directions of a step.
         """
-        low, high = (s + SOFTEST).log(), (t + SOFTEST).log()
-        middle, half = (low + high) / 2, (high - low) / 2
-        soft = [((middle + float(z) * half).exp(), float(w)) for z, w in zip(*leggauss(self.nodes), strict=True)]
-        return [(shifted - SOFTEST, w * half * shifted) for shifted, w in soft]
+
+        def k(rows: Tensor, y: Tensor) -> Tensor:
+            return replaced(rows, y * self.vocab_size / (1 + y * (self.vocab_size - 1)))
+
+        integral = log_integral(self.odds(s), self.odds(t), k, self.nodes)
+        return (n_free * (self.kept(s) / self.kept(t)).log()).to(integral) - integral
 
     @property
     def n_states(self) -> int:
