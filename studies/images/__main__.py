@@ -91,7 +91,8 @@ def run_inception(options: argparse.Namespace) -> None:
 
 
 def make_gallery(options: argparse.Namespace) -> None:
-    print(f"Drew {gallery([model.load_painter(name) for name in options.weights], options.picture)}")
+    painters = [model.load_painter(name) for name in options.weights or model.shipped()]
+    print(f"Drew {gallery(painters, options.picture)}")
 
 
 def cost(options: argparse.Namespace) -> None:
@@ -142,7 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("--weights", default="mnist-14", help="the network of the result")
     sub.add_argument("--result", required=True, help='such as "guidance mnist-14 class 4 samples 512 seed 0"')
     sub = command("gallery", make_gallery, "one picture of guidance and wishes")
-    sub.add_argument("--weights", nargs="+", default=["mnist", "fashion"], help="shipped networks, or files")
+    sub.add_argument("--weights", nargs="+", help="shipped networks, or files; by default the largest of each")
     sub.add_argument("--picture", type=Path, default=Path("results/gallery.png"))
     command("cost", cost, "what the paper's presets cost on one card")
     sub = command("page", page, "fill the tables of the page and draw its figures from the results")

@@ -18,12 +18,22 @@ from torch import Tensor
 
 import crepe_diffusion as cd
 from crepe_diffusion.processes import FisherTable, Gaussian
-from studies.images.data import Images, load_images
+from studies.images.data import CLASSES, SIZES, Images, load_images
 from studies.images.wishes import MEASURES
 from studies.shared.networks import Classifier, UNet
 from studies.shared.training import Settings, load_weights, loss, save_weights, train
 
-__all__ = ["NETWORKS", "NOISE", "SETTINGS", "Painter", "load_painter", "ship", "train_classifier", "train_model"]
+__all__ = [
+    "NETWORKS",
+    "NOISE",
+    "SETTINGS",
+    "Painter",
+    "load_painter",
+    "ship",
+    "shipped",
+    "train_classifier",
+    "train_model",
+]
 
 NOISE = (0.02, 20.0)  # between which the network is measured and used
 WEIGHTS = Path(__file__).parent / "weights"
@@ -212,6 +222,15 @@ def ship(name: str, data: Path, trained: Path, out: Path, size: int = 28, n: int
     path = out / f"{stem}.safetensors"
     save_weights(path, model, about, others)
     return path
+
+
+def shipped(folder: Path = WEIGHTS) -> list[str]:
+    """Of each set of images the network with the largest images that is there."""
+    found = []
+    for images in CLASSES:
+        stems = [file_name(images, size) for size in sorted(SIZES, reverse=True)]
+        found += [stem for stem in stems if (folder / f"{stem}.safetensors").exists()][:1]
+    return found
 
 
 def load_painter(name: str | Path) -> Painter:

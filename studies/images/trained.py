@@ -51,23 +51,25 @@ SIZES = {14: Sizes(), 28: Sizes(n_seeds=1)}
 """What is measured by default; a row of 28 x 28 pixels costs four of 14 x 14."""
 
 
-def judged(painter: Painter, label: int, x: Tensor, weights: Tensor, run: Tensor) -> dict[str, float]:
-    """Of images that should be of this class; `run` (rows,) tells to which run each belongs.
+def judged(painter: Painter, label: int, x: Tensor, weights: Tensor, run: Tensor | None = None) -> dict[str, float]:
+    """Of images that should be of this class: `spread` is the total variance of features relative to real images'.
 
-    `variety` is half the mean squared distance of the features of two draws of one run, relative to real images: 1 for
-    independent draws of the data, 0 for copies.
+    If `run` (rows,) tells to which run each belongs, `variety` is the same within runs: 1 for independent draws of the
+    data, 0 for copies.
     """
     with torch.no_grad():
         features = torch.cat([painter.classifier.features(rows.float()) for rows in x.split(512)])
         log_p = painter.classifier.head(features).log_softmax(1).double()
     w, features = weights.double(), features.double()
-    real = tuple(part[label] for part in painter.features)
-    return {
+    moments, real = moments_of(features, w), (painter.features[0][label], painter.features[1][label])
+    scale = float(real[1].trace())
+    found = {
         "log-probability": float(w @ log_p[:, label]),
         "accuracy": float(w @ (log_p.argmax(1) == label).double()),
-        "frechet": frechet_of_moments(moments_of(features, w), (real[0], real[1])),
-        "variety": variety(features, w, run) / float(real[1].trace()),
+        "frechet": frechet_of_moments(moments, real),
+        "spread": float(moments[1].trace()) / scale,
     }
+    return found if run is None else found | {"variety": variety(features, w, run) / scale}
 
 
 def variety(features: Tensor, weights: Tensor, run: Tensor) -> float:
@@ -182,11 +184,11 @@ def run_wish(painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: 
         "without the wish": float(values(free.x).mean()),
         "smc": {
             "reward": float(particles.weights @ values(particles.x)),
-            **judged(painter, wish.label, particles.x, particles.weights, runs_of(particles, n)),
+            **judged(painter, wish.label, particles.x, particles.weights),
         },
         "crepe": {
             "reward": float(values(half).mean()),
-            **judged(painter, wish.label, half, torch.full((len(half),), 1 / len(half)), runs_of(out, 0)[-len(half) :]),
+            **judged(painter, wish.label, half, torch.full((len(half),), 1 / len(half))),
         },
         "verdict": str(verdict),
         "smc verdict": str(particles.verdict({"reward": values, "class": of_class})),

@@ -87,6 +87,7 @@ def test_a_painter_is_loaded_as_it_was_shipped(folder, painter):
     assert target.exponents == (-0.5, 1.5)
     torch.testing.assert_close(process.information.values, painter.table.values[[10, 4]])
     assert painter.about["images"] == "mnist"
+    assert model.shipped(folder) == ["mnist-14"]
     with pytest.raises(cd.InputError, match="no weights"):
         model.load_painter("nothing")
 
