@@ -160,6 +160,56 @@ def test_particle_gibbs_from_pools_keeps_the_law_of_plans():
     assert bool(unlike[info.born == 1].all())
 
 
+def test_after_a_change_of_target_a_sweep_is_a_pass_of_smc():
+    """Its estimate of Z is unbiased, whatever was kept: here a plan without gaps, far from all draws of the model."""
+    _, _, log_z = law(0.1, 1.0)
+    chain = cd.ParticleGibbs(TIED, LADDER, n_particles=3, n_chains=4000, starter=FEW)
+    start = {**chain.snapshot(), "x": f64([[1.0, 6.0], [6.0, 6.0], [6.0, -0.5]])[None, ..., None].expand_as(chain.x)}
+
+    def sweep(keeps):
+        chain = cd.ParticleGibbs(TIED, LADDER, n_particles=3, n_chains=4000, starter=FEW, start=start)
+        chain.target = TIED
+        chain.keeps = chain.keeps or keeps
+        return chain, chain.step()
+
+    def unbiased(log_z, keeps):
+        chain, info = sweep(keeps)
+        x, log_w = chain.particles
+        far = (x.flatten(1).abs() > 4.5).any(1).reshape(log_w.shape)  # nothing of the target is there
+        assert_mean((info.log_z - log_z).exp(), 1.0)
+        assert float((log_w.exp() * far).mean()) == 0
+
+    unbiased(log_z, keeps=False)
+    refuted(unbiased, log_z + 0.3, keeps=False)
+    refuted(unbiased, log_z, keeps=True)
+    chain, info = sweep(keeps=False)
+    assert info.changed.all()
+    assert (info.born == 1).all()
+    assert not bool(chain.step().changed.all())  # the sweep after it keeps a path again
+
+
+@pytest.mark.parametrize("sampler", [cd.ParticleGibbs, cd.ReplicaExchange])
+def test_after_a_change_nothing_depends_on_the_old_plan(sampler):
+    """And a chain that was stopped between the change and the next step goes on bit for bit."""
+    option = "starter" if sampler is cd.ParticleGibbs else "explorer"
+
+    def chain(**options):
+        return sampler(TIED, LADDER, n_chains=3, **{option: FEW}, **options)
+
+    one, other = chain(), chain()
+    if sampler is cd.ParticleGibbs:
+        other.x = other.x + 7.0
+    else:
+        other.state = replace(other.state, x=other.state.x + 7.0)
+    one.target, other.target = PASSING, PASSING
+    stopped = sampler(PASSING, LADDER, n_chains=3, **{option: FEW}, start=one.snapshot())
+    for c in (one, other, stopped):
+        c.step()
+        c.step()
+    assert torch.equal(one.output(), other.output())
+    assert torch.equal(one.output(), stopped.output())
+
+
 def test_smc_from_pools_finds_means_and_log_z():
     mean, _, log_z = law(0.1, 1.0)
 

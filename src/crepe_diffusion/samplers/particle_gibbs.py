@@ -68,7 +68,7 @@ class ParticleGibbs:
     - `ess_threshold`: chains whose effective number of particles is below this share are resampled, by the systematic
       rule given that the kept path goes on;
     - `starter`: where free particles start instead of the noise end, such as `stitching.Restitch`; the kept path then
-      goes up only so far;
+      goes up only so far. After a change of the target, the first sweep keeps no path: it is a pass of SMC;
     - the others are those of `ReplicaExchange`.
 
     Per sweep and chain: `(N - 1) (M K + 1)` rows down and `M K` up; a walk of tokens that change in turns costs one row
@@ -120,7 +120,7 @@ class ParticleGibbs:
             start=start,
             check=self._check,
         )
-        self.iteration = 0
+        self.iteration, self.keeps = 0, True
         self.replica = self.born = torch.zeros(self.n_chains, dtype=torch.long)
         if start is None:
             self._begin()
@@ -135,18 +135,8 @@ class ParticleGibbs:
         """One sweep: up, down, choose."""
         n = self.iteration + 1
         stream = self.stream.at(n)
-        reference, sound = self._walk_up(stream.at("up"))
-        start = self._start(stream.at("start"), (reference.x[-1], reference.seen[-1]))
-        down = descend(
-            self.evaluate,
-            PathWork(),
-            self.n_chains,
-            self.n_particles,
-            self._resampled,
-            stream.at("down"),
-            reference=reference if start is None else replace(reference, first=start.log_weights[:, 0]),
-            start=start,
-        )
+        reference, sound = self._walk_up(stream.at("up")) if self.keeps else (None, torch.ones(self.n_chains).bool())
+        down, start = self._descend(stream.at("start"), stream.at("down"), reference)
         kept = torch.zeros_like(down.log_weights).log()
         kept[:, 0] = 0.0
         # Where the walk up met a point that is impossible, there is no path to compare with: all stays as it was.
@@ -157,11 +147,12 @@ class ParticleGibbs:
         eve = history[-1].gather(1, chosen[:, None])[:, 0]
         new = eve > 0 if start is None else start.fresh.gather(1, eve[:, None])[:, 0]
         self.replica, self.born = torch.where(new, eve, self.replica), torch.where(new, n, self.born)
+        changed, self.keeps = (chosen > 0) | (not self.keeps), True
         self.iteration, self.particles = n, (down.x, log_w)
         return Sweep(
             iteration=n,
             rows=self.evaluate.counts.rows,
-            changed=chosen > 0,
+            changed=changed,
             replica=self.replica,
             born=self.born,
             log_z=down.log_z.where(sound, math.nan),
@@ -188,18 +179,31 @@ class ParticleGibbs:
         evaluations = [self.seen, *(replace(e, reward=e.reward.where(sound, 0.0)) for e in evaluations[1:])]
         return Reference(points, evaluations, evaluations[-1].reward, works), home(sound)[0]
 
-    def _start(self, stream: Stream, kept: tuple[Tensor, Evaluation] | None = None) -> Start | None:
-        """Where particles start, or None for the noise end."""
-        if self.starter is None:
-            return None
-        return self.starter.particles(self.evaluate, self.n_chains, self.n_particles, stream, kept)
+    def _descend(
+        self, starting: Stream, stream: Stream, reference: Reference | None = None
+    ) -> tuple[Descent, Start | None]:
+        """A pass of SMC, given the reference if there is one; and where its particles start, None for the noise end."""
+        start, rule = None, Systematic() if reference is None else conditional_systematic
+        if self.starter is not None:
+            kept = None if reference is None else (reference.x[-1], reference.seen[-1])
+            start = self.starter.particles(self.evaluate, self.n_chains, self.n_particles, starting, kept)
+            if reference is not None:
+                reference = replace(reference, first=start.log_weights[:, 0])
+        down = descend(
+            self.evaluate,
+            PathWork(),
+            self.n_chains,
+            self.n_particles,
+            lambda log_w, stream: resample_unequal(rule, log_w, self.ess_threshold, stream),
+            stream,
+            reference=reference,
+            start=start,
+        )
+        return down, start
 
     def _check(self, evaluate: Evaluator) -> None:
         if self.starter is not None:
             self.starter.check(evaluate)
-
-    def _resampled(self, log_w: Tensor, stream: Stream) -> tuple[Tensor, Tensor, Tensor]:
-        return resample_unequal(conditional_systematic, log_w, self.ess_threshold, stream)
 
     def _keep(self, down: Descent, chosen: Tensor) -> None:
         rows = (chosen + torch.arange(self.n_chains) * self.n_particles).to(down.x.device)
@@ -208,15 +212,7 @@ class ParticleGibbs:
     def _begin(self) -> None:
         """A pass of SMC for each chain."""
         stream = self.stream.at("initial")
-        down = descend(
-            self.evaluate,
-            PathWork(),
-            self.n_chains,
-            self.n_particles,
-            lambda log_w, stream: resample_unequal(Systematic(), log_w, self.ess_threshold, stream),
-            stream,
-            start=self._start(stream.at("start")),
-        )
+        down, _ = self._descend(stream.at("start"), stream)
         self._keep(down, stream.at("choose").categorical(down.log_weights))
 
     def sample(
@@ -298,7 +294,11 @@ class ParticleGibbs:
 
     @target.setter
     def target(self, target: Target | Model) -> None:
-        """Online refinement: the kept points stay where they are and are evaluated again."""
+        """Online refinement: the kept points stay where they are and are evaluated again.
+
+        With a starter, nothing is kept. A pool takes the segments of a kept plan for draws of the model. Walking up
+        towards a new target from a plan of another one, they are drawn through walls, and fit it better than any draw.
+        """
         evaluate = prepare_again(
             self.evaluate,
             target,
@@ -309,7 +309,7 @@ class ParticleGibbs:
             check=self._check,
         )
         self.seen = evaluate(self.x, evaluate.ladder.times[:1].expand(self.n_chains))
-        self.evaluate = evaluate
+        self.evaluate, self.keeps = evaluate, self.starter is None
 
     @property
     def ladder(self) -> Ladder:
@@ -318,6 +318,7 @@ class ParticleGibbs:
     def snapshot(self) -> dict[str, Tensor]:
         """All that the next sweeps depend on besides target, settings and seed."""
         state = {"x": self.x, "iteration": torch.tensor(self.iteration), "replica": self.replica, "born": self.born}
+        state |= {"keeps": torch.tensor(self.keeps)}
         state |= {f"seen.prediction.{j}": p for j, p in enumerate(self.seen.predictions)}
         return packed(self.evaluate, {"": {**state, "seen.drift": self.seen.drift, "seen.reward": self.seen.reward}})
 
@@ -332,6 +333,7 @@ class ParticleGibbs:
         device, real = self.evaluate.device, self.evaluate.real
         self.x, self.iteration = start["x"].to(device, copy=True), int(start["iteration"])
         self.replica, self.born = start["replica"].clone(), start["born"].clone()
+        self.keeps = bool(start.get("keeps", True))
         self.seen = Evaluation(
             tuple(predictions[str(j)].to(device, copy=True) for j in range(len(predictions))),
             start["seen.drift"].to(device, copy=True),

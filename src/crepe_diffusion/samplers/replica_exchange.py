@@ -252,9 +252,15 @@ class ReplicaExchange:
 
     @target.setter
     def target(self, target: Target | Model) -> None:
-        """Online refinement: replicas stay where they are and are evaluated again."""
+        """Online refinement: replicas stay where they are and are evaluated again.
+
+        An explorer that is a `Starter` gives new points to start from instead: swaps would draw segments of the old
+        plans through walls, and restitching would take these for draws of the model that fit better than any other.
+        """
         self._prepare(target, self.ladder)
         self.started_from = None  # the pilot was made for another target
+        if isinstance(self.explorer, Starter):
+            self.restart(*self.explorer.begin(self.evaluate, self.n_chains, self.stream.at(self.iteration, "begin")))
 
     @property
     def ladder(self) -> Ladder:
