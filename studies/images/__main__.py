@@ -78,7 +78,7 @@ def run_trained(options: argparse.Namespace) -> None:
         _follow(trained.wish_curves(painter, results, sizes), options, "wishes")
     if "refinement" in options.parts and f"refinement {painter.name}" not in results:
         print(trained.refine(painter, results, sizes))
-    if "restored" in options.parts:
+    if "restored" in options.parts and painter.examples is not None:
         _follow(restoring.restore(painter, results), options, "restored images")
     if "guidance" in options.parts:
         _follow(trained.guidance_table(painter, results, sizes), options, "guidance")
@@ -133,7 +133,7 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("--only", default="", help='problems whose name has this in it, such as "mnist 4 14 guided 4"')
     command("settings", run_settings, "what the settings of particles do to guidance by 4, with a known truth")
     sub = command("walks", run_walks, "what more walks do to guidance by 4, with a known truth; continues")
-    sub.add_argument("--seeds", type=int, default=4)
+    sub.add_argument("--seeds", type=int, default=2)
     sub = command("trained", run_trained, "what is measured with a trained network; continues")
     sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
     sub.add_argument("--seeds", type=int, help="of the table of guidance")

@@ -149,14 +149,16 @@ def compare_settings(law: FactorLaw, results: Results, n_batches: int = 8, seed:
 
 
 WALKS = {
-    "RNE-SMC": 1,
-    "RNE-SMC, 4 times the walks": 4,
-    "RNE-SMC, 16 times": 16,
-    "particle Gibbs": 1,
-    "particle Gibbs, 4 times": 4,
-    "particle Gibbs, 16 times": 16,
+    "RNE-SMC": (1, 128),
+    "RNE-SMC, 4 times the walks": (4, 128),
+    "RNE-SMC, 16 times": (16, 128),
+    "RNE-SMC, 4 times, steps of half the size": (4, 256),
+    "RNE-SMC, 4 times, steps of a quarter": (4, 512),
+    "particle Gibbs": (1, 128),
+    "particle Gibbs, 4 times": (4, 128),
+    "particle Gibbs, 16 times": (16, 128),
 }
-"""More of the budget. The particles of a sweep grow with its root, and so does the number of sweeps."""
+"""How many times the walks, and steps of each. The particles of a sweep grow with the root, and so do the sweeps."""
 
 
 def compare_walks(law: FactorLaw, results: Results, n_seeds: int = 4) -> Iterator[str]:
@@ -164,19 +166,20 @@ def compare_walks(law: FactorLaw, results: Results, n_seeds: int = 4) -> Iterato
     case = CASES[0]
     problem: Problem | None = None
     for seed in range(n_seeds):
-        for name, times in WALKS.items():
+        for name, (times, n_steps) in WALKS.items():
             key = f"walks {name} seed {seed}"
             if key in results:
                 continue
             problem = problem or case.problem(law)
             assert problem.log_z is not None
-            setting = Setting(SIGMA_MIN, SIGMA_MAX, case.n_steps, times * case.n_states, problem.process)
+            n = times * case.n_states // case.n_steps
+            setting = Setting(SIGMA_MIN, SIGMA_MAX, n_steps, n * n_steps, problem.process)
             method = gibbs(32 * math.isqrt(times)) if name.startswith("particle Gibbs") else smc(cd.PathWork())
             began = time.process_time()
             out = method(problem.target, setting, seed)
             found: dict[str, Any] = {"rows": out.evaluations.rows, "seconds": time.process_time() - began}
             found |= {"families": families(out), "log z": out.log_z.value - problem.log_z}
-            exact = problems.exact_errors(problem, setting.n_states // case.n_steps, cd.Stream(seed).at("walks", name))
+            exact = problems.exact_errors(problem, n, cd.Stream(seed).at("walks", name))
             found |= {"exact": exact["shares"], **problems.errors(problem, out.x, out.weights)}
             results.save(key, {"case": asdict(case), "seed": seed, "name": name, "found": found})
             yield key

@@ -23,7 +23,7 @@ from studies.shared.training import load_weights
 __all__ = ["fill_page"]
 
 FIGURES = Path(__file__).parent / "figures"
-PAINTERS = ("mnist-14", "mnist", "fashion-14", "fashion")
+PAINTERS = ("mnist-14", "mnist", "fashion")
 
 
 def mean_and_error(values: Sequence[float], digits: int = 3) -> str:

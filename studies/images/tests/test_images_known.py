@@ -211,7 +211,7 @@ def test_frechet_of_few_rows_and_of_moments_agree():
 
 def test_more_walks_cost_more_and_are_compared_with_as_many_exact_draws(law, tmp_path, monkeypatch):
     monkeypatch.setattr(known, "CASES", [known.Case("mnist", 1, "guided", "3", n_steps=32, n_states=4096)])
-    monkeypatch.setattr(known, "WALKS", {"RNE-SMC": 1, "particle Gibbs": 1, "RNE-SMC, 16 times": 16})
+    monkeypatch.setattr(known, "WALKS", {"RNE-SMC": (1, 32), "particle Gibbs": (1, 32), "RNE-SMC, more": (8, 64)})
     results = Results(tmp_path)
     names = list(known.compare_walks(law, results, n_seeds=1))
     assert list(known.compare_walks(law, results, n_seeds=1)) == []
