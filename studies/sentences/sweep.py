@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from crepe_diffusion.processes import Masked
 from studies.sentences.markov import Bank, Guided
 from studies.shared.exact import Known
 
-__all__ = ["METHODS", "PAPER", "Cell", "cells", "floors", "known", "measure", "paper"]
+__all__ = ["METHODS", "PAPER", "Cell", "Group", "cells", "floors", "known", "masked", "measure", "paper"]
 
 N_GROUPS = 4
 ROWS = 6_500
@@ -75,84 +75,99 @@ class Group:
     weights: Tensor
     log_z: float
     verdict: str | None = None
+    rows: float = math.nan
 
 
-Method = Callable[[Guided, cd.Proposal, int, int], tuple[list[Group], float]]
+class Problem(Protocol):
+    """What the methods need: the twin's and the network's guided laws both have it."""
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def models(self) -> tuple[cd.models.Model, cd.models.Model]: ...
+    @property
+    def target(self) -> cd.Target: ...
 
 
-def _masked(problem: Guided) -> Masked:
+Method = Callable[[Problem, cd.Proposal, int, int, int], tuple[list[Group], float]]
+"""Of a problem, a proposal, rows of each model per group, a seed and a number of groups."""
+
+
+def masked(problem: Problem) -> Masked:
     process = problem.models[0].process()
     assert isinstance(process, Masked)
     return process
 
 
-def _plain(problem: Guided, proposal: cd.Proposal, rows: int, seed: int) -> tuple[list[Group], float]:
+def _plain(problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_groups: int) -> tuple[list[Group], float]:
     n = rows // problem.length
     out = cd.Plain(problem.target, cd.ladder.linear(2), proposal=proposal, seed=seed).sample(
-        N_GROUPS * n, progress=False
+        n_groups * n, progress=False
     )
     groups = [Group(x, torch.full((n,), 1 / n, dtype=torch.float64), math.nan) for x in out.x.split(n)]
-    return groups, out.evaluations.rows / 2 / N_GROUPS
+    return groups, out.evaluations.rows / 2 / n_groups
 
 
 def _smc(counted: bool) -> Method:
-    def run(problem: Guided, proposal: cd.Proposal, rows: int, seed: int) -> tuple[list[Group], float]:
+    def run(problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_groups: int) -> tuple[list[Group], float]:
         particles, length = 50, problem.length
         batches = max(1, rows // (length + 1) // particles)
-        process = _masked(problem)
+        process = masked(problem)
         sampler = cd.SMC(
             problem.target,
             cd.ladder.linear(length + 1),
             n_particles=particles,
-            n_batches=N_GROUPS * batches,
+            n_batches=n_groups * batches,
             process=process.counted() if counted else process,
             proposal=proposal,
             seed=seed,
         )
         out = sampler.sample(progress=False)
         groups = []
-        for g in range(N_GROUPS):
+        for g in range(n_groups):
             part = out.of_batches(range(g * batches, (g + 1) * batches))
             groups.append(Group(part.x, part.weights, part.log_z.value, part.verdict().level))
-        return groups, out.evaluations.rows / 2 / N_GROUPS
+        return groups, out.evaluations.rows / 2 / n_groups
 
     return run
 
 
-def _gibbs(problem: Guided, proposal: cd.Proposal, rows: int, seed: int) -> tuple[list[Group], float]:
-    """A chain of 50 particles per group; the pass of SMC with which it begins is dropped."""
-    particles = 50
+def _gibbs(problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_groups: int) -> tuple[list[Group], float]:
+    """A chain per group, of 50 particles or so few that it makes six passes; the first pass is dropped."""
+    particles = min(50, rows // (problem.length + 1) // 6)
     sampler = cd.ParticleGibbs(
         problem.target,
         cd.ladder.linear(problem.length + 1),
         n_particles=particles,
-        n_chains=N_GROUPS,
-        process=_masked(problem).counted(),
+        n_chains=n_groups,
+        process=masked(problem).counted(),
         proposal=proposal,
         seed=seed,
     )
     out = sampler.sample(max(2, rows // ((problem.length + 1) * particles) - 1), progress=False)
     groups = []
-    for g in range(N_GROUPS):
+    for g in range(n_groups):
         part = out.of_chains([g])
         groups.append(Group(part.x, part.weights, part.log_z.value, part.verdict().level))
-    return groups, out.evaluations.rows / 2 / N_GROUPS
+    return groups, out.evaluations.rows / 2 / n_groups
 
 
-def _exchange(problem: Guided, proposal: cd.Proposal, rows: int, seed: int) -> tuple[list[Group], float]:
+def _exchange(
+    problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_groups: int
+) -> tuple[list[Group], float]:
     """Two chains per group from a pilot of its own, which costs a quarter of the rows, on the ladder of its plan."""
-    length, process, groups, used = problem.length, _masked(problem).counted(), [], 0
-    for g in range(N_GROUPS):
+    length, process, groups, used = problem.length, masked(problem).counted(), [], 0
+    for g in range(n_groups):
         start = cd.pilot(
             problem.target,
             cd.ladder.linear(length + 1),
             n=max(16, rows // 4 // (2 * length + 1)),
             process=process,
             proposal=proposal,
-            seed=N_GROUPS * seed + g,
+            seed=n_groups * seed + g,
         )
         chain = cd.ReplicaExchange(
-            problem.target, pilot=start, n_chains=2, process=process, proposal=proposal, seed=N_GROUPS * seed + g
+            problem.target, pilot=start, n_chains=2, process=process, proposal=proposal, seed=n_groups * seed + g
         )
         before, few = chain.evaluate.counts.rows, 4
         chain.sample(few, progress=False)
@@ -160,7 +175,7 @@ def _exchange(problem: Guided, proposal: cd.Proposal, rows: int, seed: int) -> t
         out = chain.sample(max(2, int((2 * rows - chain.evaluate.counts.rows) / each)), progress=False)
         groups.append(Group(out.x, out.weights, out.log_z.value, out.verdict().level))
         used += out.evaluations.rows
-    return groups, used / 2 / N_GROUPS
+    return groups, used / 2 / n_groups
 
 
 METHODS: dict[str, Method] = {
@@ -190,7 +205,7 @@ def measure(
 ) -> dict[str, Any]:
     """One cell of the sweep: errors of four groups, the rows of each, and the verdict on each."""
     problem = cell.problem(bank) if length is None else Guided(bank, cell.target, cell.unconditional, length=length)
-    groups, used = METHODS[method](problem, problem.proposal(cell.proposal), rows, seed)
+    groups, used = METHODS[method](problem, problem.proposal(cell.proposal), rows, seed, N_GROUPS)
     return {**_errors(problem, truth, groups), "rows": used, "verdicts": [group.verdict for group in groups]}
 
 

@@ -37,7 +37,7 @@ PAD = 0
 FEWEST_WORDS = 6
 HELD_OUT = 20
 """One sentence in so many is held out, with every phrase that it contains."""
-TOKENIZER = Path(__file__).parent / "tokenizer.json"
+TOKENIZER = Path(__file__).parent / "weights" / "tokenizer.json"
 
 
 def tidy(text: str) -> str:

@@ -37,8 +37,8 @@ __all__ = ["Discrete", "TokenMoves"]
 LOG_ZERO = float("-inf")
 MOST_TURNS = 128
 """Positions change one by one up to this many of them: a descent then costs as many evaluations as there are tokens."""
-MOST_KEPT = 2**18
-"""A prediction of one state is kept up to this many numbers (128 positions of 2,048 tokens): 2 MB in float64."""
+MOST_KEPT = 2**16
+"""A prediction of one state is kept up to this many numbers (128 positions of 512 tokens): 512 kB in float64."""
 BLOCK = 2**16
 """Numbers of a prediction that are combined and normalised at a time, in float64."""
 
