@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import crepe_diffusion as cd
@@ -19,9 +20,7 @@ __all__ = ["PUBLISHED", "Published", "by_prompt"]
 
 
 def _sedd() -> Any:
-    from load_model import load_model  # of its repository
-
-    return load_model("louaaron/sedd-medium", "cpu")[0].eval()
+    return import_module("load_model").load_model("louaaron/sedd-medium", "cpu")[0].eval()  # of its repository
 
 
 def _mdlm() -> Any:
