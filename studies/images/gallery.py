@@ -41,5 +41,5 @@ def gallery(painters: Sequence[Painter], path: Path, n_chains: int = 4, n_iterat
                 shown.append(pixels(chain.output()))
             rows[text if text not in rows else f"{text}, {painter.name}"] = np.concatenate(shown)
     path.parent.mkdir(parents=True, exist_ok=True)
-    pictures.rows_of_images(rows).savefig(path, dpi=110)
+    pictures.rows_of_images(rows).savefig(path, dpi=110, bbox_inches="tight")
     return path

@@ -31,9 +31,9 @@ def _draw_rows(axes: Sequence[Any], rows: Mapping[str, np.ndarray]) -> None:
 
 def rows_of_images(rows: Mapping[str, np.ndarray], title: str = "") -> Figure:
     """One row of images for each name."""
-    n = max(len(x) for x in rows.values())
+    n, beside = max(len(x) for x in rows.values()), 0.4 + 0.08 * max(map(len, rows))
     figure, axes = plt.subplots(
-        len(rows), 1, figsize=(2.2 + 0.55 * n, 0.62 * len(rows) + 0.4), squeeze=False, layout="constrained"
+        len(rows), 1, figsize=(beside + 0.6 * n, 0.62 * len(rows) + 0.4), squeeze=False, layout="constrained"
     )
     _draw_rows(list(axes[:, 0]), rows)
     if title:

@@ -227,7 +227,7 @@ def restored_table(results: Results, painter: str) -> str | None:
     rows = []
     for what in OPERATORS:
         there = [r["found"] for r in records if r["what"] == what]
-        for method in there[0]:
+        for method in there[0] if there else ():
             cells = [mean_and_error([found[method][key] for found in there], digits) for key, digits in RESTORED]
             counted = [found[method]["families"] for found in there if found[method]["families"] is not None]
             rows.append([what, method, *cells, mean_and_error(counted, 0) if counted else "–"])
@@ -239,14 +239,14 @@ RESTORED = (("misfit", 2), ("error", 3), ("variance", 3), ("class", 2))
 
 
 def restored_figure(results: Results, painter: str) -> str | None:
-    """Of two hidden images per operator: the image, what was seen, and draws of each method."""
+    """Of up to two hidden images per operator: the image, what was seen, and draws of each method."""
     rows: dict[str, np.ndarray] = {}
     for what in OPERATORS:
         names = results.names(f"restored-{painter}-class-*-{what}-seed-0")[:2]
         if not names:
             return None
         rows |= {f"{what}, {method}": x for method, x in rows_of(results, names, 6).items()}
-    text = "Twice: a test image, what is seen of it, and six draws of what it may have been"
+    text = "A test image, what is seen of it, and six draws of what it may have been"
     return shown(pictures.rows_of_images(rows, text), f"restored-{painter}.png", text)
 
 
@@ -335,7 +335,7 @@ def cost_table() -> str:
 
 def save(figure: Any, name: str) -> Path:
     FIGURES.mkdir(exist_ok=True)
-    figure.savefig(FIGURES / name, dpi=110)
+    figure.savefig(FIGURES / name, dpi=110, bbox_inches="tight")
     return FIGURES / name
 
 
