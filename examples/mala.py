@@ -8,6 +8,7 @@ Run it: `python examples/mala.py`, or `crepe-diffusion run examples/mala.toml --
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class Mala:
     """
 
     scale: float = 0.1
+    by_rows: ClassVar[bool] = True  # several processes may move their own rows each
 
     def check(self, evaluate: Evaluator) -> None:
         if evaluate.process.is_discrete:

@@ -154,9 +154,9 @@ def assert_same_run(folder: Path, reference: Path, log: bool = True) -> None:
 TEAM_CONFIG: dict[str, Any] = {
     "experiment": "run_worker:network",
     "ladder": {"n_levels": 5, "substeps": 1, "sigma_min": 0.05, "sigma_max": 10.0},
-    # 15 rows in blocks of 4: the last one is padded, and none of 2, 3 and 4 processes has the same share as the others.
+    # 15 rows in blocks of 4: the last one is short, and none of 2, 3 and 4 processes has the same share as the others.
     "sampler": {"n_chains": 3, "fit_samples": 16, "micro_batch": 4, "explorer": {"kind": "bounce"}},
-    "output": {"adapt_at": [5], "burn_in": 3, "thin": 2},
+    "output": {"adapt_at": [5], "burn_in": 3, "thin": 2, "checkpoint_iterations": 5},
     "stop": {"iterations": 12},
 }
 
@@ -229,6 +229,34 @@ def team_replay(rank: int, size: int, port: int, folder: Path, results: Any) -> 
     join(rank, size, port)
     with distributed():
         results.put((rank, str(replay(folder).differences)))
+
+
+def half_a_network(rank: int, size: int, port: int, results: Any) -> None:
+    """One of two processes that hold a network between them; the second fails while the first waits for its part."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from crepe_diffusion.run import distributed, model_mesh, team
+
+    join(rank, size, port)
+    team.HASTE = timedelta(seconds=1)
+
+    def own() -> tuple[torch.Tensor, ...]:
+        if rank == 1:
+            raise KeyError("only here")
+        mesh = model_mesh()
+        assert mesh is not None
+        dist.all_reduce(torch.ones(1), group=mesh.get_group())
+        return (torch.ones(1),)
+
+    try:
+        with distributed(model=2) as group:
+            assert group is not None
+            group.together(own)
+    except Exception as error:
+        results.put((rank, f"{type(error).__name__}: {error}"))
+        raise SystemExit(1) from None
 
 
 def free_port() -> int:

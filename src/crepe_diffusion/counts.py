@@ -36,6 +36,22 @@ class Counts:
             self.nonfinite + other.nonfinite,
         )
 
+    def numbers(self, n_levels: int) -> list[int]:
+        """All of them in a row; what was not finite at the first levels."""
+        return [self.rows, self.calls, self.gradient_rows, self.rewards, *(self.nonfinite[m] for m in range(n_levels))]
+
+    def add(self, numbers: list[int]) -> None:
+        """Count what another has counted, by its `numbers`.
+
+        >>> counts = Counts(rows=3)
+        >>> counts.add(Counts(rows=2, nonfinite=Counter({1: 4})).numbers(2))
+        >>> counts.rows, counts.nonfinite
+        (5, Counter({1: 4}))
+        """
+        rows, calls, gradient_rows, rewards, *nonfinite = numbers
+        more = Counts(rows, calls, gradient_rows, rewards, Counter({m: k for m, k in enumerate(nonfinite) if k}))
+        vars(self).update(vars(self + more))
+
     def copy(self) -> Counts:
         return replace(self, nonfinite=Counter(self.nonfinite))
 

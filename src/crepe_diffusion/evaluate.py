@@ -6,6 +6,7 @@ Evaluation = predictions D_j(x, t), reward r_t(x), and the drift of the proposal
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import replace
 
 import torch
@@ -70,8 +71,7 @@ class Evaluator:
         self.device = common_device(target.models)
         self.real = real(self.device)
         self.counts = counts or Counts()
-        self._totals: Tensor | None = None
-        """What the first predictions of tokens sum to: read together with what is waited for anyway, then empty."""
+        self._part: tuple[slice, int] | None = None
         process.check_times(ladder.times)
         process.check_event(torch.Size(target.models[0].event_shape))
         self.networks = Networks(target.models, process.is_discrete)
@@ -125,19 +125,19 @@ class Evaluator:
         def parts(rows: Rows) -> tuple[Tensor, ...]:
             return self._chunk(x[rows], t[rows], rewards, which[rows])
 
-        *predictions, drift, reward, bad = by_blocks(parts, len(x), self._block(len(x)))
+        *predictions, drift, reward, bad = by_blocks(parts, len(x), self.block(len(x)))
         terms = self.rewards
         self._count(len(x), terms.through_networks)
         self.counts.rewards += terms.n_rows([*terms.gradient, *terms.free, *(terms.blind if rewards else [])], t)
         return self._mended(x, t, Evaluation(tuple(predictions), drift, reward), bad)
 
-    def _block(self, n: int) -> int:
+    def block(self, n: int) -> int:
         """How many states are evaluated at once."""
         return n if self.micro_batch is None else max(1, self.micro_batch // max(1, self.network_rows))
 
     def _count(self, n: int, differentiated: bool = False) -> None:
         """Of n states, whichever process evaluated them; rows that pad a block cost as much as others."""
-        size = max(1, self._block(n))
+        size = max(1, self.block(n))
         n_blocks = -(-n // size)
         rows = self.network_rows * (n if n_blocks == 1 else n_blocks * size)
         self.counts.calls += self.networks.n_calls * n_blocks
@@ -193,7 +193,7 @@ class Evaluator:
                     bad |= spoilt
             return tokens, log_p.T, bad
 
-        tokens, log_p, bad = by_blocks(answers, len(x), self._block(len(x)))
+        tokens, log_p, bad = by_blocks(answers, len(x), self.block(len(x)))
         log_p = log_p.T
         self._count(len(x))
         bad = bad | (tokens < 0).any(1)  # draws that were impossible: see `random.category`
@@ -202,9 +202,9 @@ class Evaluator:
 
     def _predict(self, x: Tensor, t: Tensor, which: Tensor) -> tuple[Tensor, ...]:
         predictions = self.networks.predict(x, self._model_time(x, t), which)
-        if isinstance(self.process, Discrete) and self._totals is None:
+        if isinstance(self.process, Discrete) and self.networks.totals is None:
             totals = [self.process.total(x, log_p, f"model {j}") for j, log_p in enumerate(predictions)]
-            self._totals = torch.stack(totals)
+            self.networks.totals = torch.stack(totals)
         return predictions
 
     def _check_totals(self, totals: list[float]) -> None:
@@ -221,7 +221,14 @@ class Evaluator:
 
     def which(self, n_rows: int) -> Tensor:
         """The number of the condition of each row of a whole batch, on the CPU; 0 if all have the same."""
-        return Each.which_of(self.networks.n_conditions, n_rows)
+        rows, n = self._part or (slice(None), n_rows)
+        return Each.which_of(self.networks.n_conditions, n)[rows]
+
+    def part(self, rows: slice, n: int) -> Evaluator:
+        """For these rows of a batch of n, alone: they have their conditions, and counts of their own."""
+        part = copy(self)
+        part.counts, part._part = Counts(), (rows, n)
+        return part
 
     def _chunk(self, x: Tensor, t: Tensor, rewards: bool, which: Tensor) -> tuple[Tensor, ...]:
         """Predictions, drift and reward of some rows, and which of them have a number that is not finite."""
@@ -288,8 +295,9 @@ class Evaluator:
     def _count_bad(self, t: Tensor, bad: Tensor) -> bool:
         """Whether there are rows that are not finite; they are counted, and raised if that was asked for."""
         found = bad.any()[None]
-        if self._totals is not None and len(self._totals):
-            found, self._totals = torch.cat([found.to(self._totals.dtype), self._totals]), self._totals[:0]
+        sums = self.networks.totals
+        if sums is not None and len(sums):
+            found, self.networks.totals = torch.cat([found.to(sums.dtype), sums]), sums[:0]
         some, *totals = found.tolist()
         self._check_totals(totals)
         if not some:

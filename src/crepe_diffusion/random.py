@@ -40,6 +40,8 @@ class Stream:
 
     seed: int
     path: tuple[int | str, ...] = ()
+    first_row: int = 0
+    """The number of the first row of every draw: that of a part of a batch."""
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
@@ -48,7 +50,17 @@ class Stream:
     def at(self, *names: int | str) -> Stream:
         """The branch below this one with these names."""
         # Integers of any type name the same branch: an iteration read back from an array continues its run.
-        return Stream(self.seed, self.path + tuple(n if isinstance(n, str) else index(n) for n in names))
+        path = self.path + tuple(n if isinstance(n, str) else index(n) for n in names)
+        return Stream(self.seed, path, self.first_row)
+
+    def from_row(self, first_row: int) -> Stream:
+        """The same numbers for a part of the rows that begins here.
+
+        >>> stream = Stream(0).at("walk")
+        >>> bool((stream.from_row(3).at(1).uniform((2,)) == stream.at(1).uniform((5,))[3:]).all())
+        True
+        """
+        return Stream(self.seed, self.path, first_row)
 
     def uniform(self, shape: tuple[int, ...], *, first_row: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Independent uniforms in the open interval (0, 1); the first axis counts rows.
@@ -107,7 +119,7 @@ class Stream:
 
     def _words(self, shape: tuple[int, ...], first_row: int, device: torch.device) -> Tensor:
         """Row r owns the counter blocks [r * blocks, (r + 1) * blocks) of this branch's generator; as int64."""
-        n_rows, n_words = shape[0], math.prod(shape[1:])
+        n_rows, n_words, first_row = shape[0], math.prod(shape[1:]), self.first_row + first_row
         blocks = -(-n_words // 4)  # Philox gives four words per tick of its counter
         digest = hashlib.blake2b(repr((int(self.seed), self.path)).encode(), digest_size=16).digest()
         key = np.frombuffer(digest, dtype=np.uint64)

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from studies.bench.bench import Cells, cases, iteration_table, measure, store_cost, store_table
 from studies.bench.messages import gather_seconds, gather_table, plan_table, plans, sent, sent_table
-from studies.bench.processes import gain, gain_cases, gain_table
+from studies.bench.processes import gain, gain_cases, gain_table, pilot_table
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 
@@ -32,7 +32,8 @@ TITLES = {
     "iterations": "One iteration",
     "store": "A run in its folder",
     "processes": "Two processes",
-    "sent": "What travels in an iteration",
+    "pilot": "A pilot, once or shared",
+    "sent": "What travels",
     "messages": "What a gather takes",
     "devices": "A thousand devices",
 }
@@ -88,6 +89,11 @@ def processes(bars: Progress, quick: bool) -> tuple[list[Any], Cells]:
     return [asdict(g) for g in gains], gain_table(gains)
 
 
+def pilots(bars: Progress, quick: bool) -> tuple[list[Any], Cells]:
+    bars.add_task(f"{TITLES['pilot']:22}", total=None)
+    return pilot_table(gain_cases(quick))
+
+
 def travels(bars: Progress, quick: bool) -> tuple[list[Any], Cells]:
     bars.add_task(f"{TITLES['sent']:22}", total=None)
     found = [sent(case) for case in gain_cases(quick)]
@@ -112,6 +118,7 @@ PARTS: dict[str, Callable[[Progress, bool], tuple[Any, Cells]]] = {
     "iterations": iterations,
     "store": store,
     "processes": processes,
+    "pilot": pilots,
     "sent": travels,
     "messages": messages,
     "devices": devices,

@@ -16,7 +16,7 @@ import torch
 
 from crepe_diffusion.run.team import group
 from studies.bench.bench import Case, Cells, build
-from studies.bench.processes import N_BLOCKS, by_processes, even
+from studies.bench.processes import by_processes, even, in_blocks
 
 __all__ = ["Plan", "Sent", "gather_seconds", "gather_table", "plan_table", "plans", "sent", "sent_table"]
 
@@ -55,38 +55,52 @@ def gather_table(seconds: dict[int, list[float]]) -> Cells:
 
 @dataclass(frozen=True)
 class Sent:
-    """Of one iteration: gathers, bytes that every process gets, and bytes if rows were owned and scalars sent only."""
+    """Bytes that every process gets: of one iteration and its gathers, of a draw that is kept, of a checkpoint; and of
+    an iteration if all processes had all rows, and shared evaluations only."""
 
     name: str
     gathers: int
     bytes: int
-    scalars: int
+    draw: int
+    checkpoint: int
+    evaluations: int
 
 
-def _count(case: Case) -> tuple[int, int]:
+def _count(case: Case) -> list[tuple[int, int]]:
     team = group()
     assert team is not None
-    micro_batch = -(-case.n_levels * case.n_chains // N_BLOCKS) * case.n_segments
-    chain, _ = build(case, micro_batch)
-    before = team.gathers, team.bytes
-    chain.step()
-    return team.gathers - before[0], team.bytes - before[1]
+    chain, _ = build(case, in_blocks(case))
+    out = []
+    for action in (chain.step, chain.output, chain.snapshot):
+        before = team.gathers, team.bytes
+        action()
+        out.append((team.gathers - before[0], team.bytes - before[1]))
+    return out
 
 
 def sent(case: Case) -> Sent:
     """Counted, so it does not depend on the machine."""
     case = even(case)
-    (gathers, n_bytes), _ = by_processes(2, _count, case)
-    # A log-work, whether the row was possible before and is now: a float64 and two booleans.
-    return Sent(case.name.partition(",")[0], gathers, n_bytes, case.n_levels * case.n_chains * 10)
+    (step, draw, checkpoint), _ = by_processes(2, _count, case)
+    # A prediction and a drift in float32, the reward in float64, and whether all is finite, of each call.
+    row = 2 * 4 * case.n_segments * math.prod(case.event_shape) + 8 + 1
+    evaluations = case.n_levels * case.n_chains * case.substeps * row
+    return Sent(case.name.partition(",")[0], step[0], step[1], draw[1], checkpoint[1], evaluations)
 
 
 def sent_table(found: list[Sent]) -> Cells:
-    rows = [[s.name, str(s.gathers), f"{s.bytes / 1e6:.3f}", f"{s.scalars / 1e6:.4f}"] for s in found]
-    return ["network", "gathers", "MB", "MB, scalars only"], rows
+    rows = [
+        [s.name, str(s.gathers), *(f"{n / 1e3:.1f}" for n in (s.bytes, s.draw, s.checkpoint, s.evaluations))]
+        for s in found
+    ]
+    return ["network", "gathers", "kB", "kB, a draw", "kB, a checkpoint", "kB, evaluations"], rows
 
 
 # -- many devices ----------------------------------------------------------------------------------------------------
+
+
+NUMBERS = 10
+"""Bytes of a row that has an owner: its log-work, and whether it was possible before and after."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +115,11 @@ class Plan:
     block_seconds: float
     bandwidth: float
 
-    def efficiency(self, latency: float) -> float:
+    def efficiency(self, latency: float, row_bytes: float) -> float:
         """Which share of their time the devices are in networks; `latency` per further process of a group."""
         shares = self.devices // self.groups
         blocks = math.ceil(self.rows / self.block_rows)
-        waits = latency * (shares - 1) + self.rows * self.row_bytes / self.bandwidth if shares > 1 else 0.0
+        waits = latency * (shares - 1) + self.rows * row_bytes / self.bandwidth if shares > 1 else 0.0
         spent = math.ceil(blocks / shares) * self.block_seconds + waits
         return blocks * self.block_seconds / (shares * spent)
 
@@ -123,9 +137,11 @@ def plan_table(found: list[Plan], latency: float) -> Cells:
             f"{p.devices:,}",
             f"{p.groups:,}",
             f"{p.rows:,}",
+            f"{p.efficiency(latency, NUMBERS):.0%}",
+            f"{p.efficiency(latency, p.row_bytes):.0%}",
             f"{p.rows * p.row_bytes / 1e6:.1f}",
-            f"{p.efficiency(latency):.0%}",
         ]
         for p in found
     ]
-    return ["devices", "groups", "rows of a group", "MB per call", f"in networks, {1e3 * latency:.2f} ms"], rows
+    own = f"in networks, {1e3 * latency:.2f} ms"
+    return ["devices", "groups", "rows of a group", own, "all rows", "MB, all rows"], rows

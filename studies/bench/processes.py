@@ -3,6 +3,7 @@
 speed-up  =  seconds of an iteration with one process / with two        (wall clock; needs two free cores)
 bound     =  the same if the two had nothing to tell each other         (two chains at once, each by itself)
 work      =  processor seconds of one process / of the busier of two    (what the speed-up would be without waiting)
+whole     =  processor seconds of one process that does not cut its rows into blocks
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any, TypeVar
 
 import torch
 
+import crepe_diffusion as cd
 from crepe_diffusion.run import distributed
 from studies.bench.bench import Case, Cells, build, cases
 
-__all__ = ["Gain", "by_processes", "even", "gain", "gain_cases", "gain_table"]
+__all__ = ["Gain", "by_processes", "even", "gain", "gain_cases", "gain_table", "in_blocks", "pilot_table"]
 
 T = TypeVar("T")
 
@@ -41,6 +43,8 @@ class Gain:
     work: tuple[float, float]
     apart: tuple[float, float]
     """Clock and processor of the slower of two processes that run at once and know nothing of each other."""
+    whole: float
+    """Processor of one process without blocks."""
 
     @property
     def is_free(self) -> bool:
@@ -67,10 +71,14 @@ def even(case: Case) -> Case:
     return replace(case, n_levels=case.n_levels - rows % N_BLOCKS // case.n_chains, guidance=None)
 
 
-def _measure(case: Case) -> tuple[float, float]:
+def in_blocks(case: Case) -> int:
+    """The micro-batch that cuts the rows into blocks."""
+    return -(-case.n_levels * case.n_chains // N_BLOCKS) * case.n_segments
+
+
+def _measure(case: Case, cut: bool = True) -> tuple[float, float]:
     """Seconds of an iteration by the clock and of the processor."""
-    micro_batch = -(-case.n_levels * case.n_chains // N_BLOCKS) * case.n_segments
-    chain, _ = build(case, micro_batch)
+    chain, _ = build(case, in_blocks(case) if cut else None)
     chain.step()
     times = []
     for _ in range(case.n_iterations):
@@ -118,7 +126,8 @@ def gain(case: Case) -> Gain:
         [(max(w for w, _ in each), max(w for _, w in each)) for each in kind] for kind in zip(*rounds, strict=True)
     ]
     one, two, apart = ((min(w for w, _ in kind), min(w for _, w in kind)) for kind in found)
-    return Gain(case.name.partition(",")[0], (one[0], two[0]), (one[1], two[1]), apart)
+    whole = min(work for _ in range(N_ROUNDS) for _, work in by_processes(1, _measure, case, False))
+    return Gain(case.name.partition(",")[0], (one[0], two[0]), (one[1], two[1]), apart, whole)
 
 
 def gain_cases(quick: bool) -> list[Case]:
@@ -128,15 +137,40 @@ def gain_cases(quick: bool) -> list[Case]:
 
 
 def gain_table(gains: list[Gain]) -> Cells:
-    header = ["network", "ms, 1", "ms, 2", "speed-up", "bound", "cpu ms, 1", "cpu ms, 2", "work"]
+    header = ["network", "ms, 1", "ms, 2", "speed-up", "bound", "cpu ms, whole", "cpu ms, 1", "cpu ms, 2", "work"]
     lines = [
         [
             g.name,
             *(f"{1000 * s:.1f}" if g.is_free else "-" for s in g.wall),
             *(f"{ratio:.2f}" if g.is_free else "-" for ratio in (g.speed_up, g.bound)),
-            *(f"{1000 * s:.1f}" for s in g.work),
+            *(f"{1000 * s:.1f}" for s in (g.whole, *g.work)),
             f"{g.work_ratio:.2f}",
         ]
         for g in gains
     ]
     return header, lines
+
+
+# -- the pilot -------------------------------------------------------------------------------------------------------
+
+PARTICLES, STEPS = 24, 33
+
+
+def _pilot(case: Case) -> tuple[float, float]:
+    chain, _ = build(case)
+    steps = cd.ladder.karras(STEPS, sigma_min=2e-3, sigma_max=80.0)
+    options = {"process": chain.evaluate.process, "micro_batch": PARTICLES // N_BLOCKS * case.n_segments}
+    wall, work = time.perf_counter(), time.process_time()
+    cd.pilot(chain.target, steps, n=PARTICLES, progress=False, **options)  # type: ignore[arg-type]
+    return time.perf_counter() - wall, time.process_time() - work
+
+
+def pilot_table(chosen: list[Case]) -> tuple[list[list[float]], Cells]:
+    """Seconds of a pilot by one process, which a broadcast would come on top of, and by two that share it."""
+    found, lines = [], []
+    for case in chosen:
+        rounds = [[by_processes(n, _pilot, case) for n in (1, 2)] for _ in range(N_ROUNDS)]
+        best = [min(max(each[i] for each in r[k]) for r in rounds) for i in (0, 1) for k in (0, 1)]
+        found.append(best)
+        lines.append([case.name.partition(",")[0], *(f"{s:.2f}" for s in best)])
+    return found, (["network", "s, once", "s, shared", "cpu s, once", "cpu s, shared"], lines)

@@ -7,8 +7,8 @@ SingleToken   one token at a time with the density ratios of the target         
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,26 +17,43 @@ from crepe_diffusion.batches import rows_like
 from crepe_diffusion.devices import home
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
-from crepe_diffusion.kernels.state import State
+from crepe_diffusion.kernels.state import Moved, State, by_rows
 from crepe_diffusion.kernels.swap import Accept, metropolis
 from crepe_diffusion.paths import log_target_ratio, log_work, walk
 from crepe_diffusion.processes import Evaluation
 from crepe_diffusion.processes.discrete import TokenMoves
 from crepe_diffusion.random import Stream
 
-__all__ = ["Bounce", "Explorer", "Langevin", "ParticleStarter", "SingleToken", "Start", "Starter"]
+__all__ = ["Bounce", "Explorer", "Langevin", "ParticleStarter", "SingleToken", "Start", "Starter", "explore"]
 
 
+@runtime_checkable
 class Explorer(Protocol):
     """A move that leaves each pi_m invariant; the second value marks the rows that moved, for the record.
 
     An explorer with `renews = True` draws those rows again, whatever they were, rather than moving all rows a little.
+    One whose class itself has `by_rows = True` moves every row alone, by random numbers whose first axis is the row.
+    Where rows are cut into blocks, it gets a block at a time, as if that were one chain: `level` is (1, rows).
     """
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]: ...
 
     def check(self, evaluate: Evaluator) -> None:
         """Refuse a target that this explorer cannot serve."""
+
+
+def explore(explorer: Explorer, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
+    """One move of all rows, of which every process makes its own if they move by themselves."""
+    if not vars(type(explorer)).get("by_rows", False):
+        return explorer(state.whole(), evaluate, stream)
+    state = state.own(evaluate)
+
+    def move(part: State, evaluate: Evaluator, rows: slice) -> Moved:
+        new, moved = explorer(part, evaluate, stream.from_row(rows.start))
+        return new.x, new.seen, (moved.cpu(),)
+
+    x, seen, (moved,) = by_rows(state, evaluate, move)
+    return replace(state, x=x, seen=seen), moved
 
 
 @dataclass(frozen=True)
@@ -92,6 +109,7 @@ class Langevin:
     """
 
     scale: float = 1.0
+    by_rows: ClassVar[bool] = True
 
     def check(self, evaluate: Evaluator) -> None:
         if evaluate.process.is_discrete:
@@ -124,6 +142,7 @@ class Bounce:
 
     n_steps: int = 1
     accept: Accept = field(default=metropolis, repr=False)
+    by_rows: ClassVar[bool] = True
 
     def check(self, evaluate: Evaluator) -> None:
         if not 1 <= self.n_steps <= evaluate.ladder.substeps:
@@ -133,7 +152,7 @@ class Bounce:
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
         level = state.level.flatten()
-        rises = (level < state.n_levels - 1).long()
+        rises = (level < evaluate.ladder.n_levels - 1).long()
         index = level * evaluate.ladder.substeps
         up = walk(evaluate, state.x, state.seen, index, rises, self.n_steps, stream.at("up"), end_rewards=False)
         down = walk(evaluate, up.x, up.seen, index + rises * self.n_steps, -rises, self.n_steps, stream.at("down"))
@@ -151,6 +170,7 @@ class SingleToken:
 
     n_moves: int = 1
     accept: Accept = field(default=metropolis, repr=False)
+    by_rows: ClassVar[bool] = True
 
     def check(self, evaluate: Evaluator) -> None:
         if not evaluate.process.is_discrete:

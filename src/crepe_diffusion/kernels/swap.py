@@ -8,7 +8,7 @@ Leaves `prod_m pi_m` invariant as far as `log_work` is exact. One network batch 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from crepe_diffusion.devices import home
 from crepe_diffusion.evaluate import Evaluator
-from crepe_diffusion.kernels.state import State
+from crepe_diffusion.kernels.state import Moved, State, by_rows
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.random import Stream
 
@@ -60,14 +60,18 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
     The noise-end replica is drawn again while it has no partner, inside the same network batch, so that it is new
     each time it walks down.
     """
-    levels, k = state.n_levels, evaluate.ladder.substeps
+    state, levels, k = state.own(evaluate), state.n_levels, evaluate.ladder.substeps
     direction = directions(state.level, n, levels)
-    rows = direction.flatten()
-    x = _refresh(state, evaluate, rows, stream.at("noise"))
-    path = walk(evaluate, x, state.seen, state.level.flatten() * k, rows, k, stream.at("walk"))
+    ways = direction.flatten()
 
-    work, before, possible = home(log_work(path, evaluate.coefficients), state.seen.possible, path.seen.possible)
-    work = state.by_level(work.where(rows != 0, torch.nan))
+    def walked(part: State, evaluate: Evaluator, rows: slice) -> Moved:
+        index, branch = part.level.flatten() * k, stream.at("walk").from_row(rows.start)
+        path = walk(evaluate, part.x, part.seen, index, ways[rows], k, branch)
+        work = log_work(path, evaluate.coefficients)
+        return path.x, path.seen, home(work, part.seen.possible, path.seen.possible)
+
+    x, seen, (work, before, possible) = by_rows(_refreshed(state, evaluate, ways, stream.at("noise")), evaluate, walked)
+    work = state.by_level(work.where(ways != 0, torch.nan))
     active = (torch.arange(1, levels) - n) % 2 == 0
     before, after = state.by_level(before), state.by_level(possible)
     log_alpha = _leave(work[:, 1:] - work[:, :-1], before, after)
@@ -77,10 +81,10 @@ def swap(state: State, evaluate: Evaluator, n: int, stream: Stream, accept: Acce
     lower = torch.cat([accepted, torch.zeros_like(accepted[:, :1])], dim=1)
     upper = torch.cat([torch.zeros_like(accepted[:, :1]), accepted], dim=1)
     moved = state.to_rows(lower | upper)
-    idle = (rows == 0) & possible  # the noise end is not redrawn outside the support
-    x, seen = state.take(moved | idle, path.x, path.seen)
+    idle = (ways == 0) & possible  # the noise end is not redrawn outside the support
+    x, seen = state.take((moved | idle)[state.here], x, seen)
     level = state.level + torch.where(moved.reshape(state.level.shape), direction, 0)
-    return State(x, seen, level), Swaps(work.where(before, -torch.inf), accepted, active)
+    return State(x, seen, level, state.share), Swaps(work.where(before, -torch.inf), accepted, active)
 
 
 def _leave(log_alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:
@@ -94,10 +98,14 @@ def _leave(log_alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:
     return torch.where(n_before == 2, log_alpha, torch.where(n_after >= n_before, torch.inf, -torch.inf))
 
 
-def _refresh(state: State, evaluate: Evaluator, direction: Tensor, stream: Stream) -> Tensor:
-    """States with the idle replica at the noise end redrawn from its reference law."""
+def _refreshed(state: State, evaluate: Evaluator, direction: Tensor, stream: Stream) -> State:
+    """The state with the idle replica at the noise end redrawn from its reference law."""
     idle_top = (direction == 0) & (state.level.flatten() == state.n_levels - 1)
     if not idle_top.any():
-        return state.x
-    idle = idle_top.nonzero()[:, 0].to(state.x.device)
-    return state.x.index_copy(0, idle, evaluate.noise(stream, len(idle)))
+        return state
+    idle = idle_top.nonzero()[:, 0]
+    noise = evaluate.noise(stream, len(idle))  # of all chains, since chains may differ in their prompts
+    if len(state.x) < len(idle_top):
+        own = (idle >= state.here.start) & (idle < state.here.stop)
+        idle, noise = idle[own] - state.here.start, noise[own.to(noise.device)]
+    return replace(state, x=state.x.index_copy(0, idle.to(state.x.device), noise))

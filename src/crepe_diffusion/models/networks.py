@@ -215,6 +215,8 @@ class Networks:
         if len(several) > 1:
             raise InputError(f"models of one target need equally many conditions, or one, got {sorted(several)}")
         self.n_conditions = next(iter(several), 1)
+        self.totals: Tensor | None = None
+        """What the first predictions of tokens sum to: the evaluator reads it with what it waits for anyway."""
 
     def predict(self, x: Tensor, t: Tensor, which: Tensor | None = None) -> tuple[Tensor, ...]:
         """One prediction per model, checked for type, shape, dtype and device.

@@ -1,6 +1,6 @@
 """The loop of a process that is not number 0: the same steps and events, no files, and what process 0 decides.
 
-flags of all processes, once per iteration:    signal    stop    request    failed
+flags of all processes, once per iteration:    signal    stop    request    failed    checkpoint
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ def follow(run: Run, caught: list[str]) -> Outcome:
     """Sample until process 0 decides to stop."""
     assert run.team is not None
     while True:
-        flags = run.team.flags(number_of(caught), 0, 0, 0)
-        _, stops, asked, failed = flags[0]
+        flags = run.team.flags(number_of(caught), 0, 0, 0, 0)
+        _, stops, asked, failed, saves = flags[0]
         if failed:
             raise InputError("process 0 failed; its log tells why")
+        if saves:
+            run.team.alike(run.sampler.snapshot)
         while asked and (message := run.team.hear()[0]):
             _take(run, message["rewards"])
         if stops or signalled(flags):
             message, _ = run.team.hear()
+            run.sampler.snapshot()  # for the last checkpoint
             return Outcome(message["reason"], message["finished"])
         while run.history.take_up(run.sampler):
             pass

@@ -212,17 +212,19 @@ class Run:
         with suppress(OSError):
             self.log.session(text)
         if self.team is not None and isinstance(error, Exception) and not getattr(error, "told", False):
-            self.team.flags(0, 0, 0, 1)
+            self.team.flags(0, 0, 0, 1, 0)
 
     def _loop(self, clock: Clock, shown: Display, caught: list[str]) -> Outcome:
         output = self.config.output
         last_checkpoint = last_flush = clock.seconds()
         last_control = -math.inf
-        pause = output.flush_seconds
+        pause, saves = output.flush_seconds, False
         while True:
             due = clock.seconds() - last_control >= CONTROL_SECONDS
             last_control = clock.seconds() if due else last_control
-            outcome = self._decide(caught, due)
+            outcome = self._decide(caught, due, saves)
+            if saves:
+                last_checkpoint = last_flush = clock.seconds()
             if outcome is not None:
                 return outcome
             while self.history.take_up(self.sampler):
@@ -233,10 +235,8 @@ class Run:
             self._events(info.iteration)
             now = clock.seconds()
             by_count = output.checkpoint_iterations and info.iteration % output.checkpoint_iterations == 0
-            if by_count or now - last_checkpoint >= output.checkpoint_seconds:
-                self._checkpoint()
-                last_checkpoint = last_flush = clock.seconds()
-            elif now - last_flush >= pause:
+            saves = by_count or now - last_checkpoint >= output.checkpoint_seconds
+            if not saves and now - last_flush >= pause:
                 self.recorder.flush(arrays=False)
                 last_flush = clock.seconds()
                 # Where the disk is slow, readers wait rather than the sampler: flushes take a hundredth of the time,
@@ -255,16 +255,23 @@ class Run:
         """Whether this is one of several processes, and not the one that has the folder."""
         return self.team is not None and not self.team.leads
 
-    def _decide(self, caught: list[str], due: bool) -> Outcome | None:
-        """Answer requests if that is due, and decide whether to stop; a signal to any process counts for all."""
+    def _decide(self, caught: list[str], due: bool, saves: bool) -> Outcome | None:
+        """Save and answer requests if that is due, and decide whether to stop; a signal to any process counts for all.
+
+        All processes have a part of what is saved.
+        """
         if self.team is None:
+            if saves:
+                self._checkpoint()
             if due:
                 self._answer_requests(lambda rewards: None)
             return self._stop(caught)
         team = self.team
         asked = due and bool(control.pending(self.folder))
         outcome = self._stop(caught)
-        outcome = signalled(team.flags(number_of(caught), outcome is not None, asked, 0)) or outcome
+        outcome = signalled(team.flags(number_of(caught), outcome is not None, asked, 0, saves)) or outcome
+        if saves:
+            team.alike(self._checkpoint)
         if not self.warned and team.waiting > max(team.busy, 10.0):
             self.warned = True
             self._tell(

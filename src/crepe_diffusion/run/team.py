@@ -1,10 +1,11 @@
-"""Several processes as one sampler: each evaluates its share of every batch, and all of them decide alike.
+"""Several processes as one sampler: each has its share of every batch, and all of them decide alike.
 
 torchrun --nproc-per-node 4 -m crepe_diffusion run my.toml --out DIR
 
-All processes hold the whole state and the same random numbers. What is expensive, networks and rewards, is evaluated in
-blocks of `micro_batch` rows that are shared out (`sharing.py`), and gathered after each call. So a chain has the same
-bits for any number of processes. Files, locks and the log belong to process 0; it tells the others what it decided.
+Rows are cut into blocks of `micro_batch`, and each process has some of them (`sharing.py`). Replicas stay with their
+process, which tells the others what is needed to decide: a few numbers per row. Samplers whose rows mix hold all rows
+in all processes, and gather what was evaluated. So a chain has the same bits for any number of processes. Files, locks
+and the log belong to process 0; it tells the others what it decided.
 
     groups  x  rows  x  model        processes: runs of their own, shares of a batch, parts of one network
 """
@@ -16,7 +17,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +39,8 @@ T = TypeVar("T")
 KINDS: dict[str, type[Exception]] = {"InputError": InputError, "NonFiniteError": NonFiniteError}
 PATIENCE = timedelta(minutes=30)
 """How long a process waits for the others; a network may take its time, a process that died is noticed at once."""
+HASTE = timedelta(minutes=1)
+"""How long a process that failed waits to tell the others, if one of them may wait for it inside of their network."""
 
 
 class Group:
@@ -55,6 +58,8 @@ class Group:
             from torch.distributed.device_mesh import init_device_mesh
 
             self.mesh = init_device_mesh(_device().type, (self.size, model), mesh_dim_names=("rows", "model"))
+        # Who failed is told apart from what a network sends: some may wait in there for one that has failed.
+        self._apart = None if self.mesh is None else dist.new_group()
         self._rows = None if self.mesh is None else self.mesh.get_group("rows")
         self.busy = self.waiting = 0.0
         """Seconds in which this process evaluated, and in which it waited for the others and their results."""
@@ -71,8 +76,8 @@ class Group:
             error = raised
         done = time.monotonic()
         self._raise_alike(error)
-        everything = _gathered(_packed(found), self._rows)
-        out = _unpacked(everything, found)
+        everything = _gathered(_packed(found).to(_device()), self._rows)
+        out = _unpacked(everything.to(found[0].device), found)
         self.gathers, self.bytes = self.gathers + 1, self.bytes + everything.numel()
         self.busy, self.waiting = self.busy + done - began, self.waiting + time.monotonic() - done
         return out
@@ -92,7 +97,10 @@ class Group:
     def _raise_alike(self, error: Exception | None) -> None:
         """One small number per call: what one process raises is raised by all, and none waits for it in vain."""
         failed = torch.tensor([0 if error is None else 1], device=_device())
-        dist.all_reduce(failed)
+        if error is None or self.mesh is None:
+            dist.all_reduce(failed, group=self._apart)
+        else:
+            self._in_haste(failed, error)
         if not int(failed):
             return
         own = "" if error is None else json.dumps([type(error).__name__, str(error)])
@@ -101,6 +109,16 @@ class Group:
         shared = KINDS.get(name, RuntimeError)(text if name in KINDS else f"{name}: {text}")
         shared.told = True  # type: ignore[attr-defined]
         raise shared from error
+
+    def _in_haste(self, failed: Tensor, error: Exception) -> None:
+        """Raise the error here if the others do not come: they notice that this process ends, wherever they wait."""
+        done = False
+        with suppress(RuntimeError):
+            work = dist.all_reduce(failed, group=self._apart, async_op=True)
+            done = work is not None and bool(work.wait(HASTE))
+        if not done:
+            error.told = True  # type: ignore[attr-defined]
+            raise error
 
     def texts(self, own: str) -> list[str]:
         """What each process has to say."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from crepe_diffusion.diagnostics.exchange import accept_probability
 from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
-from crepe_diffusion.kernels import Explorer, Starter, State, Swaps, metropolis, swap
+from crepe_diffusion.kernels import Explorer, Starter, State, Swaps, explore, metropolis, swap
+from crepe_diffusion.kernels.state import Moved, by_rows
 from crepe_diffusion.kernels.swap import Accept
 from crepe_diffusion.models import Model
 from crepe_diffusion.paths import walk
@@ -146,7 +147,7 @@ class ReplicaExchange:
         state, swaps = swap(self.state, self.evaluate, n, stream.at("swap"), self.accept)
         explored = renewed = None
         if self.explorer is not None:
-            state, moved = self.explorer(state, self.evaluate, stream.at("explore"))
+            state, moved = explore(self.explorer, state, self.evaluate, stream.at("explore"))
             moved = moved.cpu()
             if self.renews:
                 renewed = moved.reshape(state.level.shape)
@@ -166,8 +167,7 @@ class ReplicaExchange:
 
     def output(self) -> Tensor:
         """The replicas at level 0, denoised through the ladder's finishing times, (chains, *event)."""
-        x = self.state.x[self.state.row_at(0).to(self.evaluate.device)]
-        return finish(self.evaluate, x, self.stream.at(self.iteration, "finish"))
+        return finish(self.evaluate, self.state.at(0), self.stream.at(self.iteration, "finish"))
 
     def sample(
         self,
@@ -316,8 +316,9 @@ class ReplicaExchange:
 
         Predictions are part of it: a network's last bits may depend on the batch, so they are not evaluated again.
         """
-        seen = self.state.seen
-        state = {"x": self.state.x, "level": self.state.level, "iteration": torch.tensor(self.iteration)}
+        whole = self.state.whole()
+        seen = whole.seen
+        state = {"x": whole.x, "level": whole.level, "iteration": torch.tensor(self.iteration)}
         state |= {f"seen.prediction.{j}": p for j, p in enumerate(seen.predictions)}
         state |= {"seen.drift": seen.drift, "seen.reward": seen.reward}
         parts = {"": state, "diagnostics": self.diagnostics.state_dict(), "setup": self.setup_evaluations.state_dict()}
@@ -367,8 +368,13 @@ class ReplicaExchange:
             fit_samples=self.fit_samples,
             check=self._check,
         )
-        seen = evaluate(self.state.x, ladder.levels[self.state.level.flatten()])
-        self.evaluate, self.state = evaluate, State(self.state.x, seen, self.state.level)
+        state = self.state.own(evaluate)
+
+        def again(part: State, evaluate: Evaluator, rows: slice) -> Moved:
+            return part.x, evaluate(part.x, ladder.levels[part.level.flatten()]), ()
+
+        _, seen, _ = by_rows(state, evaluate, again)
+        self.evaluate, self.state = evaluate, replace(state, seen=seen)
         self.restart_diagnostics()
 
     def _start_from(self, pilot: Pilot) -> None:
