@@ -29,8 +29,8 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes quality
 	$(RUN).mazes credit
 	$(RUN).mazes changes
+	$(RUN).mazes changes --seed 1
 	$(RUN).mazes study
-	$(RUN).mazes refine
 	$(RUN).mazes page
 
 # Every shipped network of the study of images.
