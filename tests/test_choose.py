@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,14 +76,15 @@ SIZES = {
 def test_sizes_and_forecasts_follow_from_what_the_pilot_found(found, name, monkeypatch):
     q, rows, wanted, n_particles, n_batches = SIZES[name]
     monkeypatch.setattr(choose, "_repeated", lambda pilot: q)
+    monkeypatch.setattr(choose, "_agreeing", lambda pilot: 0.3)
     smc, gibbs = choose._Smc(found, rows, wanted, OPTIONS), choose._ParticleGibbs(found, rows, OPTIONS)
     assert (smc.n_particles, smc.n_batches, smc.least_rows) == (n_particles, n_batches, n_particles * n_batches * 9)
     assert len(smc.parts) == (n_particles == 32), "the pilot is a batch of its size"
     draws = 1000 / 9 / (32 * q)
-    assert (smc.rate, smc.effective) == pytest.approx((draws, draws * math.exp(-q / (1 - q))))
+    assert (smc.rate, smc.effective) == pytest.approx((draws, draws * 0.3))
     assert (gibbs.rate, gibbs.least_rows) == (pytest.approx(draws * (1 - q) / (1 + q)), 32 * 9)
     exchange, best = choose._ReplicaExchange(found, rows, OPTIONS), found.plan().best
-    assert exchange.effective == pytest.approx(best.effective * math.exp(-q / (1 - q)))
+    assert exchange.effective == pytest.approx(best.effective * 0.3)
     iterations = rows / found.iteration_rows(best.pairs, best.substeps)
     chains = iterations / (20 * (best.pairs + best.delay))  # ten trips each
     assert exchange.n_chains == min(max(int(chains), 1), 8)
@@ -134,12 +136,14 @@ def test_the_method_with_the_best_forecast_runs(monkeypatch):
     assert [f.effective for f in out.forecasts] == sorted((f.effective for f in out.forecasts), reverse=True)
     assert isinstance(out.draws, cd.Particles)
     assert all(f"{f.effective:.2g} " in out.choice and f.method in out.choice for f in out.forecasts)
-    monkeypatch.setattr(choose, "_repeated", lambda pilot: 0.75)  # nearly all particles have one ancestor
+    monkeypatch.setattr(choose, "_repeated", lambda pilot: 0.75)  # one lucky particle, while all walks agree
+    assert isinstance(cd.sample(MODEL**2.0, LADDER, **options).draws, cd.Particles)
+    monkeypatch.setattr(choose, "_agreeing", lambda pilot: math.exp(-3))  # and where they do not
     out = cd.sample(MODEL**2.0, LADDER, **options)
     assert isinstance(out.draws, cd.samplers.Sweeps)
     assert out.choice.startswith("particle Gibbs was chosen")
     monkeypatch.setattr(choose, "_repeated", lambda pilot: 0.999)
-    monkeypatch.setattr(choose, "_found", lambda q: 1.0)  # and the played exchange is believed
+    monkeypatch.setattr(choose, "_agreeing", lambda pilot: 1.0)  # and the played exchange is believed
     monkeypatch.setattr(choose._ReplicaExchange, "margin", 1e9)
     assert not isinstance(cd.sample(MODEL**2.0, LADDER, **options).draws, cd.Chains)
     monkeypatch.setattr(choose._ReplicaExchange, "margin", 1.0)
@@ -161,6 +165,18 @@ def test_where_weights_degenerate_it_is_particle_gibbs_that_runs():
     assert chosen == ["particle Gibbs"] * 3
     n_observed = 0
     assert cd.sample(model.tilt(reward), ladder, **options).forecasts[0].method == "SMC"
+
+
+def test_walks_that_disagree_are_believed_beyond_chance():
+    def check(up: float, down: float, share: float) -> None:
+        walks = SimpleNamespace(log_z=lambda way: cd.Estimate({"up": up, "down": down}[way], 0.1))
+        assert choose._agreeing(walks) == pytest.approx(share)
+
+    check(4.0, 1.0, math.exp(-3.0))
+    check(2.0, 1.0, 1.0)  # as much as chance gives
+    check(1.0, 4.0, 1.0)  # nor is it a sign of degenerate weights if walks down find more
+    check(math.nan, 1.0, 1.0)
+    refuted(check, 1.0, 4.0, math.exp(-3.0))
 
 
 def test_a_callback_stops_it_with_what_there_is():
