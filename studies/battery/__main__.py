@@ -26,6 +26,10 @@ def main(arguments: list[str] | None = None) -> None:
     sub = commands.add_parser("compare", help="what each method costs, relative to independent draws")
     _common(sub, seeds=2, groups=8, methods=list(compare.METHODS), out="results/compare")
     sub.set_defaults(run=_compare)
+    sub = commands.add_parser("arrivals", help="walks per arrival of replica exchange, beside what it costs")
+    sub.add_argument("--budget", type=int, default=200_000)
+    sub.add_argument("--write", action="store_true", help="put the table into the README of the study")
+    sub.set_defaults(run=_arrivals)
     given = parser.parse_args(arguments)
     given.run(given)
 
@@ -71,19 +75,27 @@ def _compare(given: argparse.Namespace) -> None:
             compare.figure(found, PAGE.parent / "compare.png")
 
 
+def _arrivals(given: argparse.Namespace) -> None:
+    made = compare.arrivals(compare.kept(PAGE.parent, []), given.budget)
+    print(made)
+    if given.write:
+        fill(PAGE, {"arrivals": made})
+
+
 def _calibrate(given: argparse.Namespace) -> None:
     records = _measured(given, calibration.DEFAULT, "calibration")
-    found, kind = calibration.cells(records), "calibration" if given.held_out is None else "held out"
-    if given.write:
-        found = calibration.kept(PAGE.parent, kind.replace(" ", "-"), found)
-    made = {kind: calibration.table(found), f"{kind} by problem": calibration.by_problem(found)}
-    if given.held_out is None:
-        made["ten times"] = calibration.with_plenty(found)
-    print("\n\n".join(made.values()))
+    print(calibration.by_problem(records))
+    print()
+    print(calibration.table(records))
+    print()
+    print(calibration.with_plenty(records))
     if given.reasons:
-        print(f"\n{calibration.reasons(records)}")
+        print()
+        print(calibration.reasons(records))
     if given.write:
-        fill(PAGE, made)
+        kind = "calibration" if given.held_out is None else "held out"
+        made = {kind: calibration.table(records), f"{kind} by problem": calibration.by_problem(records)}
+        fill(PAGE, made if given.held_out else made | {"ten times": calibration.with_plenty(records)})
 
 
 if __name__ == "__main__":

@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from studies.battery.calibration import chosen
+from studies.battery.methods import small_pilot
 from studies.battery.records import Record
 from studies.shared.pages import markdown
 from studies.shared.results import Results
 
-__all__ = ["DEFAULT", "METHODS", "SMC", "Cost", "costs", "figure", "forecasts", "kept", "summary", "table"]
+__all__ = ["DEFAULT", "METHODS", "SMC", "Cost", "arrivals", "costs", "figure", "forecasts", "kept", "summary", "table"]
 
 SMC = "SMC, small pilot"
 METHODS = (SMC, "particle Gibbs", "exchange, few chains", "cd.sample")
@@ -164,31 +165,92 @@ MARKS = (("particle Gibbs", "SMC", 2.0), ("exchange, few chains", "SMC", 5.0), (
 """A method, how the names of those begin with the best of which it is compared, and the ratio that is wanted."""
 
 
+@dataclass(frozen=True)
+class Comparison:
+    """A method on one problem with one budget, and those with the best of which it is compared."""
+
+    own: Cost
+    rest: tuple[Cost, ...]
+
+    @property
+    def best(self) -> Cost:
+        return min(self.rest, key=lambda c: c.value)
+
+    @property
+    def ratio(self) -> float:
+        return self.own.value / self.best.value
+
+    @property
+    def spread(self) -> float:
+        """The standard error of the ratio."""
+        return self.ratio * float(np.hypot(_relative(self.own), _relative(self.best)))
+
+    def by_chance(self, true: float, rng: np.random.Generator) -> np.ndarray:
+        """Ratios that would be measured with these errors if the true one were this; errors are lognormal."""
+
+        def measured(c: Cost, value: float) -> np.ndarray:
+            width = np.sqrt(np.log1p(_relative(c) ** 2))
+            return value * np.exp(rng.normal(-(width**2) / 2, width, DRAWN))
+
+        rest = np.min([measured(c, c.value) for c in self.rest], axis=0)
+        return np.asarray(measured(self.own, true * self.best.value) / rest)
+
+
+DRAWN = 4000
+"""Tables that are drawn to see what chance does to them."""
+
+
+def _relative(c: Cost) -> float:
+    return c.error / c.value
+
+
+def compared(found: Sequence[Cost], method: str, other: str) -> list[Comparison]:
+    """The method with those whose names begin like this, wherever these work."""
+    pairs = []
+    for problem, budget in dict.fromkeys((c.problem, c.budget) for c in found):
+        of = {c.method: c for c in found if (c.problem, c.budget) == (problem, budget)}
+        rest = tuple(c for m, c in of.items() if m != method and m.startswith(other))
+        if method in of and rest:
+            pair = Comparison(of[method], rest)
+            if not other or pair.best.works:
+                pairs.append(pair)
+    return pairs
+
+
 def summary(found: Sequence[Cost]) -> str:
-    """How many problems meet each mark, with and without the benefit of the doubt of two standard errors."""
-    rows = []
+    """How many problems meet each mark, with the benefit of the doubt of two standard errors, and by chance.
+
+    The last column: how many would meet it on average if the true ratio were the median one everywhere, and all else
+    noise. The best of several noisy costs is too small, so this is less than all even where the median is far below.
+    """
+    rows, rng = [], np.random.default_rng(0)
     for method, other, mark in MARKS:
-        ratios, sure = [], []
-        for problem, budget in dict.fromkeys((c.problem, c.budget) for c in found):
-            of = {c.method: c for c in found if (c.problem, c.budget) == (problem, budget)}
-            rest = [c for m, c in of.items() if m != method and m.startswith(other)]
-            if method not in of or not rest:
-                continue
-            best = min(rest, key=lambda c: c.value)
-            if other and not best.works:
-                continue
-            ratio = of[method].value / best.value
-            spread = ratio * np.hypot(of[method].error / of[method].value, best.error / best.value)
-            ratios.append(ratio)
-            sure.append(ratio - 2 * spread <= mark)
-        if ratios:
-            met = sum(r <= mark for r in ratios)
-            against = f"the best {other}, where it works" if other else "the best of the others"
-            median = f"{np.median(ratios):.2g}"
-            rows.append(
-                [method, against, f"{mark:g}", median, f"{met} of {len(ratios)}", f"{sum(sure)} of {len(ratios)}"]
-            )
-    return markdown(["method", "against", "mark", "median ratio", "met", "met within two errors"], rows)
+        pairs = compared(found, method, other)
+        if not pairs:
+            continue
+        against = f"the best {other}, where it works" if other else "the best of the others"
+        median = float(np.median([p.ratio for p in pairs]))
+        counts = [sum(p.ratio <= mark for p in pairs), sum(p.ratio - 2 * p.spread <= mark for p in pairs)]
+        chance = sum(float((p.by_chance(median, rng) <= mark).mean()) for p in pairs)
+        cells = [f"{n} of {len(pairs)}" for n in counts]
+        rows.append([method, against, f"{mark:g}", f"{median:.2g}", *cells, f"{chance:.1f}"])
+    return markdown(["method", "against", "mark", "median ratio", "met", "met within two errors", "by chance"], rows)
+
+
+def arrivals(found: Sequence[Cost], budget: int) -> str:
+    """Replica exchange against the best SMC, and how many walks' rows it spends on one arrival from the noise end.
+
+    SMC spends one walk on each particle. With `delay = sum r / (1 - r)` over pairs, a chain has an arrival every
+    `2 + 2 delay` iterations, each of which costs as much as a walk; the pilot of the same seed predicts it.
+    """
+    rows = []
+    for p in compared(found, "exchange, few chains", "SMC"):
+        if p.own.budget == budget:
+            walks = [2 + 2 * small_pilot(chosen(p.own.problem), budget, seed).plan().best.delay for seed in (0, 1)]
+            mean = sum(walks) / 2
+            ratio = f"{p.ratio:.1f} ± {p.spread:.1f}"
+            rows.append([p.own.problem, f"{budget:,}", ratio, f"{mean:.1f}", f"{p.ratio / mean:.1f}"])
+    return markdown(["problem", "rows", "cost / SMC", "walks per arrival", "ratio of both"], rows)
 
 
 def figure(found: Sequence[Cost], path: Path) -> None:

@@ -16,7 +16,18 @@ from crepe_diffusion.processes import Process
 from studies.battery.problems import Problem
 from studies.battery.records import Group
 
-__all__ = ["METHODS", "Method", "chosen_by_pilot", "few_chains", "particle_gibbs", "pilot", "replica_exchange", "smc"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "chosen_by_pilot",
+    "few_chains",
+    "particle_gibbs",
+    "pilot",
+    "replica_exchange",
+    "small_pilot",
+    "smc",
+    "smc_of",
+]
 
 Method = Callable[[Problem, int, int, int], list[Group]]
 
@@ -70,15 +81,16 @@ def replica_exchange(problem: Problem, budget: int, seed: int, n_groups: int, n_
 
 def smc(problem: Problem, budget: int, seed: int, n_groups: int, process: Process | None = None) -> list[Group]:
     """As many batches of 64 particles as the budget allows, pooled by their estimates of Z; fitted by a pilot."""
-    return _batches(problem, budget, seed, n_groups, pilot(problem, budget, seed, process))
+    return smc_of(problem, budget, seed, n_groups, pilot(problem, budget, seed, process))
 
 
 def lean_smc(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
     """The same with the small pilot that the other methods have: less is spent before it begins."""
-    return _batches(problem, budget, seed, n_groups, _small_pilot(problem, budget, seed))
+    return smc_of(problem, budget, seed, n_groups, small_pilot(problem, budget, seed))
 
 
-def _batches(problem: Problem, budget: int, seed: int, n_groups: int, found: cd.Pilot) -> list[Group]:
+def smc_of(problem: Problem, budget: int, seed: int, n_groups: int, found: cd.Pilot) -> list[Group]:
+    """What is left of the budget after this pilot, in batches."""
     each = N_PARTICLES * problem.walk_rows
     n = max(2, (budget - found.rows) // each)
     sampler = cd.SMC(problem.target, pilot=found, n_particles=N_PARTICLES, n_batches=n * n_groups, seed=seed)
@@ -89,7 +101,7 @@ def _batches(problem: Problem, budget: int, seed: int, n_groups: int, found: cd.
 
 def few_chains(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
     """Replica exchange as `cd.sample` would run it: a small pilot, few chains with many trips each, nothing dropped."""
-    found = _small_pilot(problem, budget, seed)
+    found = small_pilot(problem, budget, seed)
     best = found.plan().best
     each = found.iteration_rows(best.pairs, best.substeps)
     iterations = (budget - found.rows) / each
@@ -103,7 +115,7 @@ def few_chains(problem: Problem, budget: int, seed: int, n_groups: int) -> list[
     return [Group(out.of_chains(chains), rows, found.rows, more) for chains in _slices(chain.n_chains, n_groups)]
 
 
-def _small_pilot(problem: Problem, budget: int, seed: int) -> cd.Pilot:
+def small_pilot(problem: Problem, budget: int, seed: int) -> cd.Pilot:
     """A tenth of the budget for its walks, with 16 to 64 particles, and the default fit."""
     n = min(64, max(16, budget // (20 * problem.walk_rows)))
     return cd.pilot(problem.target, problem.ladder(problem.steps + 1), n=n, seed=seed, proposal=problem.proposal)
@@ -111,7 +123,7 @@ def _small_pilot(problem: Problem, budget: int, seed: int) -> cd.Pilot:
 
 def particle_gibbs(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
     """One chain of 16 to 64 particles, begun by a pass of SMC; fitted by a pilot."""
-    found = _small_pilot(problem, budget, seed)
+    found = small_pilot(problem, budget, seed)
     walks = (budget - found.rows) // problem.walk_rows
     n = min(64, max(16, walks // 16))
     chain = cd.ParticleGibbs(

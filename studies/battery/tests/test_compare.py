@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 import torch
 
@@ -55,6 +58,29 @@ def test_marks_are_judged_against_the_best_of_the_others(tmp_path: Path):
     assert compare.table(found).count("**") == 2
     compare.figure(found, tmp_path / "compare.png")
     assert (tmp_path / "compare.png").stat().st_size > 5_000
+
+
+def test_what_chance_does_to_a_ratio():
+    """Lognormal errors of one width: log of a ratio is normal with twice their variance."""
+
+    def cost(method: str, value: float, error: float) -> compare.Cost:
+        return compare.Cost(PROBLEM, method, 1000, value, error, 100.0)
+
+    one = compare.Comparison(cost("cd.sample", 3.0, 0.75), (cost("SMC", 2.0, 0.5),))
+
+    def check(true: float, mark: float, width: float) -> None:
+        share = float((one.by_chance(true, np.random.default_rng(1)) <= mark).mean())
+        expected = NormalDist().cdf(math.log(mark / true) / width)
+        assert share == pytest.approx(expected, abs=5 * math.sqrt(0.25 / compare.DRAWN))
+
+    width = math.sqrt(2 * math.log1p(0.25**2))
+    check(1.0, 1.5, width)
+    check(1.4, 1.5, width)
+    refuted(check, 1.4, 1.2, width / 2)
+    # The best of several is too small, so that the ratio to it is too large.
+    many = compare.Comparison(one.own, one.rest * 4)
+    assert np.mean(many.by_chance(1.0, np.random.default_rng(1))) > 1.2
+    assert np.mean(one.by_chance(1.0, np.random.default_rng(1))) == pytest.approx(math.exp(width**2 / 2), rel=0.05)
 
 
 def test_costs_are_kept_and_new_ones_replace_the_old(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Replicas that are dealt anew to chains: the same ones at every level, of the same group."""
+"""Trials: replicas that are dealt anew to chains, a sweep above one level, and a drift that is fitted by a pilot."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 import crepe_diffusion as cd
 from checks import refuted
-from studies.battery.problems import tokens
-from studies.battery.trials import CHAINS, dealt
+from studies.battery.problems import black_box, tokens
+from studies.battery.trials import CHAINS, Joined, Steered, dealt, swept
 
 
 def test_dealing_moves_replicas_between_chains_of_a_group_and_not_between_levels():
@@ -35,3 +35,38 @@ def test_dealing_moves_replicas_between_chains_of_a_group_and_not_between_levels
     after = dealt(before, cd.Stream(3))
     after.x.copy_(after.x.roll(1, 0))
     refuted(check, 0, 0)
+
+
+def test_a_sweep_changes_the_replicas_of_its_level_only():
+    problem = tokens("masked", 4, 3)
+    chain = Joined(problem.target, problem.ladder(5), n_chains=12, seed=1).above(2, seed=3)
+    for _ in range(3):
+        chain.step()
+    before, rows = chain.state, chain.evaluate.counts.rows
+    after = swept(before, chain.sweeps, 2)
+
+    def check(level: int) -> None:
+        assert torch.equal(before.x[before.row_at(level)], after.x[after.row_at(level)])
+
+    for level in (0, 1, 3, 4):
+        check(level)
+    refuted(check, 2)
+    assert chain.evaluate.counts.rows > rows  # they are paid for
+    assert torch.equal(after.seen.predictions[0], chain.evaluate(after.x, torch.ones(len(after.x))).predictions[0])
+
+
+def test_the_fitted_drift_is_the_missing_part_of_the_score():
+    """One observed coordinate of a normal law, without a gradient: the score of pi_t is S and a line in x."""
+    problem = black_box(n_observed=1, dim=2, y=1.0, tau=1.0)
+    found = cd.pilot(problem.target, problem.ladder(17), n=4096, seed=1, progress=False)
+    process = Steered.of(found.process, found)
+    # At level 0 the reward -(D - 1)^2 / 2 of the prediction D = x / (1 + t^2) has this gradient in x.
+    shrink = 1 / (1 + float(found.ladder.times[0]) ** 2)
+
+    def check(coordinate: int, a: float, b: float) -> None:
+        assert abs(float(process.a[0, coordinate]) - a) < 0.3
+        assert abs(float(process.b[0, coordinate]) - b) < 0.3  # three standard errors
+
+    check(0, shrink, -(shrink**2))
+    check(1, 0.0, 0.0)
+    refuted(check, 1, shrink, -(shrink**2))
