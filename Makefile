@@ -29,8 +29,8 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes quality
 	$(RUN).mazes credit
 	$(RUN).mazes changes
+	$(RUN).mazes changes --seed 1
 	$(RUN).mazes study
-	$(RUN).mazes refine
 	$(RUN).mazes page
 
 # Every shipped network of the study of images.
@@ -43,7 +43,7 @@ images: $(READY) ## the study of images from shipped weights: tables, curves, pi
 	for name in $(NETWORKS); do $(RUN).images trained --weights $$name || exit 1; done
 	$(RUN).images page
 
-gallery: $(READY) ## one picture of guided digits and of wishes (two minutes)
+gallery: $(READY) ## one picture of guidance and of wishes, digits and clothes (two minutes)
 	$(RUN).images gallery
 
 molecules: export OMP_NUM_THREADS := 1

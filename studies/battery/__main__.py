@@ -84,18 +84,17 @@ def _arrivals(given: argparse.Namespace) -> None:
 
 def _calibrate(given: argparse.Namespace) -> None:
     records = _measured(given, calibration.DEFAULT, "calibration")
-    print(calibration.by_problem(records))
-    print()
-    print(calibration.table(records))
-    print()
-    print(calibration.with_plenty(records))
-    if given.reasons:
-        print()
-        print(calibration.reasons(records))
+    found, kind = calibration.cells(records), "calibration" if given.held_out is None else "held out"
     if given.write:
-        kind = "calibration" if given.held_out is None else "held out"
-        made = {kind: calibration.table(records), f"{kind} by problem": calibration.by_problem(records)}
-        fill(PAGE, made if given.held_out else made | {"ten times": calibration.with_plenty(records)})
+        found = calibration.kept(PAGE.parent, kind.replace(" ", "-"), found)
+    made = {kind: calibration.table(found), f"{kind} by problem": calibration.by_problem(found)}
+    if given.held_out is None:
+        made["ten times"] = calibration.with_plenty(found)
+    print("\n\n".join(made.values()))
+    if given.reasons:
+        print(f"\n{calibration.reasons(records)}")
+    if given.write:
+        fill(PAGE, made)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 For each run: the 95 % interval of every scalar's mean and of log Z, whether it holds the truth, and the verdict. Runs
 of one seed are made in one batch (`methods.py` states what they share). Each batch is kept when it is done, so that a
-study that was stopped goes on.
+study that was stopped goes on; counts of all that was measured are kept in `calibration.json` and `held-out.json`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import math
 import multiprocessing
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,11 +29,14 @@ from studies.shared.results import Results
 
 __all__ = [
     "DEFAULT",
+    "Cell",
     "Job",
     "by_problem",
+    "cells",
     "chosen",
     "collect",
     "jobs",
+    "kept",
     "reasons",
     "run_all",
     "run_job",
@@ -139,53 +143,115 @@ def collect(folder: Path, names: Collection[str]) -> list[Record]:
 # -- tables ------------------------------------------------------------------------------------------------------
 
 
-def table(records: list[Record]) -> str:
+@dataclass(frozen=True)
+class Cell:
+    """All runs of one method on one problem with one budget.
+
+    Intervals are counted as (those that cover, all of them), of all runs and of those that were judged OK. So many
+    independent draws as `effective` would have the error of the scalar that is known worst; `error` is the mean error
+    of the first scalar, and `spread` its standard error.
+    """
+
+    problem: str
+    method: str
+    budget: int
+    runs: int
+    ok: int
+    means: tuple[int, int]
+    means_ok: tuple[int, int]
+    log_z: tuple[int, int]
+    log_z_ok: tuple[int, int]
+    effective: float
+    error: float
+    spread: float
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.problem, self.method, self.budget
+
+
+def cells(records: list[Record]) -> list[Cell]:
+    """What the tables need of these records."""
+    found: dict[tuple[str, str, int], list[Record]] = {}
+    for r in sorted(records, key=lambda r: (r["problem"], r["method"], r["budget"])):
+        found.setdefault((r["problem"], r["method"], r["budget"]), []).append(r)
+    return [_cell(*key, those) for key, those in found.items()]
+
+
+def _cell(problem: str, method: str, budget: int, records: list[Record]) -> Cell:
+    ok = [r for r in records if r["verdict"] == "ok"]
+    errors = [m["value"] - m["truth"] for r in records for m in list(r["means"].values())[:1]]
+    spread = float(np.std(errors, ddof=1)) / math.sqrt(len(errors)) if len(errors) > 1 else math.nan
+    return Cell(
+        problem,
+        method,
+        budget,
+        runs=len(records),
+        ok=len(ok),
+        means=_count([m for r in records for m in r["means"].values()]),
+        means_ok=_count([m for r in ok for m in r["means"].values()]),
+        log_z=_count([r["log_z"] for r in records if r["log_z"]]),
+        log_z_ok=_count([r["log_z"] for r in ok if r["log_z"]]),
+        effective=_effective(records),
+        error=float(np.mean(errors)) if errors else math.nan,
+        spread=spread,
+    )
+
+
+def _count(judged: list[Record]) -> tuple[int, int]:
+    return sum(bool(m.get("covered")) for m in judged), len(judged)
+
+
+def kept(folder: Path, name: str, found: list[Cell]) -> list[Cell]:
+    """These cells and those that were measured before, which a file of this name holds; new ones replace old ones."""
+    results = Results(folder)
+    before = [_read(c) for c in results.get(name) or []]
+    merged = {c.key: c for c in (*before, *found)}
+    ordered = [merged[key] for key in sorted(merged)]
+    results.save(name, [asdict(c) for c in ordered])
+    return ordered
+
+
+def _read(stored: dict[str, Any]) -> Cell:
+    pairs: dict[str, Any] = {name: tuple(stored[name]) for name in ("means", "means_ok", "log_z", "log_z_ok")}
+    return Cell(**{**stored, **pairs})
+
+
+def table(found: list[Cell]) -> str:
     """Coverage by method and budget: of all runs, and of those that were judged OK."""
     rows = []
-    for method, budget in sorted({(r["method"], r["budget"]) for r in records}):
-        those = [r for r in records if (r["method"], r["budget"]) == (method, budget)]
-        ok = [r for r in those if r["verdict"] == "ok"]
-        head = (method, f"{budget:,}", len(those), f"{100 * len(ok) / len(those):.0f} %")
-        rows.append((*head, _means(those), _means(ok), _log_z(those), _log_z(ok)))
+    for method, budget in sorted({(c.method, c.budget) for c in found}):
+        those = [c for c in found if (c.method, c.budget) == (method, budget)]
+        runs, ok = sum(c.runs for c in those), sum(c.ok for c in those)
+        rows.append((method, f"{budget:,}", runs, f"{100 * ok / runs:.0f} %", *_shares(those)))
     header = ["method", "rows", "runs", "judged OK", "means covered, all", "OK", "log Z covered, all", "OK"]
     return markdown(header, rows)
 
 
-def by_problem(records: list[Record]) -> str:
+def by_problem(found: list[Cell]) -> str:
     """The same for each problem, at each budget; then effective draws, and the mean error of the first scalar."""
     rows = []
-    for (problem, method, budget), those in _cells(records).items():
-        ok = [r for r in those if r["verdict"] == "ok"]
-        head = (problem, method, f"{budget:,}", f"{len(ok)} / {len(those)}")
-        last = (f"{_effective(those):.0f}", _mean_error(those))
-        rows.append((*head, _means(those), _means(ok), _log_z(those), _log_z(ok), *last))
+    for c in found:
+        error = "-" if math.isnan(c.error) else f"{c.error:+.4f} ± {c.spread:.4f}"
+        head = (c.problem, c.method, f"{c.budget:,}", f"{c.ok} / {c.runs}")
+        rows.append((*head, *_shares([c]), f"{c.effective:.0f}", error))
     header = ["problem", "method", "rows", "OK", "means, all", "OK", "log Z, all", "OK", "effective", "error"]
     return markdown(header, rows)
 
 
-def with_plenty(records: list[Record]) -> str:
+def with_plenty(found: list[Cell]) -> str:
     """How many runs are judged OK with ten times the rows that they need.
 
     A run needs as many rows as give all of its scalars an error of a third of a standard deviation, as ten independent
     draws do. The error is measured against the truth over all runs of a problem, method and budget.
     """
-    cells: dict[str, list[list[Record]]] = {}
-    for those in _cells(records).values():
-        if _effective(those) >= 10 * ENOUGH:
-            cells.setdefault(those[0]["method"], []).append(those)
     rows = []
-    for method, found in sorted(cells.items()):
-        ok = [r["verdict"] == "ok" for those in found for r in those]
-        rows.append((method, len(found), len(ok), f"{100 * sum(ok) / len(ok):.0f} %"))
+    for method in sorted({c.method for c in found}):
+        those = [c for c in found if c.method == method and c.effective >= 10 * ENOUGH]
+        if those:
+            runs, ok = sum(c.runs for c in those), sum(c.ok for c in those)
+            rows.append((method, len(those), runs, f"{100 * ok / runs:.0f} %"))
     return markdown(["method", "problems and budgets", "runs", "judged OK"], rows)
-
-
-def _cells(records: list[Record]) -> dict[tuple[str, str, int], list[Record]]:
-    """Records by problem, method and budget."""
-    cells: dict[tuple[str, str, int], list[Record]] = {}
-    for r in sorted(records, key=lambda r: (r["problem"], r["method"], r["budget"])):
-        cells.setdefault((r["problem"], r["method"], r["budget"]), []).append(r)
-    return cells
 
 
 def _effective(records: list[Record]) -> float:
@@ -196,6 +262,27 @@ def _effective(records: list[Record]) -> float:
         for name in names
     ]
     return min((1 / max(float(np.mean(s)), 1e-12) for s in squares), default=0.0)
+
+
+def _shares(found: list[Cell]) -> tuple[str, str, str, str]:
+    """Of means and log Z, of all runs and of those judged OK."""
+    runs, ok = sum(c.runs for c in found), sum(c.ok for c in found)
+    log_z, log_z_ok = [c.log_z for c in found], [c.log_z_ok for c in found]
+    return (
+        _share([c.means for c in found], runs),
+        _share([c.means_ok for c in found], ok),
+        _share(log_z, sum(n for _, n in log_z)),
+        _share(log_z_ok, sum(n for _, n in log_z_ok)),
+    )
+
+
+def _share(counts: list[tuple[int, int]], runs: int) -> str:
+    """Of all intervals; its error is that of runs, as if all intervals of a run covered together or not."""
+    n = sum(n for _, n in counts)
+    if not n:
+        return "-"
+    p = sum(covered for covered, _ in counts) / n
+    return f"{100 * p:.0f} ± {100 * max(math.sqrt(p * (1 - p)), 1 / math.sqrt(runs)) / math.sqrt(runs):.0f} %"
 
 
 def reasons(records: list[Record]) -> str:
@@ -210,29 +297,3 @@ def reasons(records: list[Record]) -> str:
 def _kind(reason: str) -> str:
     words = reason.split(":")[0].split()
     return " ".join(w for w in words if not any(c.isdigit() for c in w))[:60]
-
-
-def _means(records: list[Record]) -> str:
-    return _share([[m["covered"] for m in r["means"].values()] for r in records])
-
-
-def _log_z(records: list[Record]) -> str:
-    return _share([[r["log_z"]["covered"]] for r in records if r["log_z"]])
-
-
-def _mean_error(records: list[Record]) -> str:
-    errors = [m["value"] - m["truth"] for r in records for m in list(r["means"].values())[:1]]
-    if not errors:
-        return "-"
-    spread = np.std(errors, ddof=1) / math.sqrt(len(errors)) if len(errors) > 1 else math.nan
-    return f"{np.mean(errors):+.4f} ± {spread:.4f}"
-
-
-def _share(hits: list[list[bool]]) -> str:
-    """Of all intervals; its error is that of runs, whose intervals belong together."""
-    hits = [h for h in hits if h]
-    if not hits:
-        return "-"
-    p, n = float(np.mean([h for run in hits for h in run])), len(hits)
-    spread = float(np.std([np.mean(run) for run in hits])) if n > 1 else 0.0
-    return f"{100 * p:.0f} ± {100 * max(spread, 1 / math.sqrt(n)) / math.sqrt(n):.0f} %"

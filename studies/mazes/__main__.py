@@ -13,7 +13,7 @@ import torch
 import crepe_diffusion as cd
 from studies.mazes import changes, credit, data, model, pictures, study
 from studies.mazes.evaluate import ends, looks_like_data
-from studies.mazes.refinement import Refinement, refine
+from studies.mazes.preset import record_preset
 from studies.mazes.tables import fill_page
 from studies.shared.results import Results
 
@@ -78,7 +78,8 @@ def run_study(options: argparse.Namespace) -> None:
 
 def run_credit(options: argparse.Namespace) -> None:
     maze, _ = model.load_maze_model(options.maze)
-    chosen = credit.cases(maze, options.other, options.rows, options.maze)
+    tables = credit.cases(maze, options.other, options.rows, options.maze, options.seed)
+    chosen = [case for name, found in tables.items() if options.only in ("", name) for case in found]
     with _bars(options) as bars:
         task = bars.add_task(f"{options.maze}: cases", total=len(chosen))
         for case in chosen:
@@ -87,7 +88,8 @@ def run_credit(options: argparse.Namespace) -> None:
 
 
 def run_changes(options: argparse.Namespace) -> None:
-    chosen = [changes.Change(changes.KINDS[i % 3], i, weights=options.maze) for i in range(options.number)]
+    seeds = range(options.seed * options.number, (options.seed + 1) * options.number)
+    chosen = [changes.Change(changes.KINDS[i % 3], i, weights=options.maze) for i in seeds]
     with _bars(options) as bars:
         task = bars.add_task(f"{options.maze}: changes", total=len(chosen))
         for case in chosen:
@@ -95,12 +97,10 @@ def run_changes(options: argparse.Namespace) -> None:
             bars.advance(task)
 
 
-def run_refinement(options: argparse.Namespace) -> None:
-    case = Refinement(weights=options.maze, seed=options.seed)
-    with _bars(options) as bars:
-        task = bars.add_task("refinement: iterations", total=case.n_before + case.n_after)
-        for _ in refine(case, Results(options.out)):
-            bars.advance(task)
+def preset(options: argparse.Namespace) -> None:
+    """What a run of `crepe-diffusion run studies/mazes/preset.toml` has reached so far."""
+    record_preset(options.run, Results(options.out))
+    print(f"Wrote {Results(options.out).path('preset')}")
 
 
 def page(options: argparse.Namespace) -> None:
@@ -154,9 +154,11 @@ def main(arguments: list[str] | None = None) -> None:
     sub = command("credit", run_credit, "all samplers with and without restitching at equal rows, on tasks and others")
     sub.add_argument("--rows", type=int, default=60_000, help="network rows per method and pair")
     sub.add_argument("--other", type=int, default=5, help="pairs of cells besides the five tasks")
+    sub.add_argument("--only", default="", choices=["credit", "short", "routes"], help="one table (default: all)")
     sub = command("changes", run_changes, "random way-points, goals and starts off the present route")
     sub.add_argument("--number", type=int, default=20)
-    command("refine", run_refinement, "add a way-point while the chains run")
+    sub = command("preset", preset, "where a run of the paper's preset has got to")
+    sub.add_argument("run", type=Path, metavar="DIR")
     sub = command("page", page, "fill the tables of the page and draw its figures from the results")
     sub.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args(arguments)

@@ -24,11 +24,25 @@ from studies.mazes.study import measured
 from studies.shared.pages import markdown
 from studies.shared.results import Results
 
-__all__ = ["METHODS", "Case", "cases", "other_pairs", "routes", "run_case", "table"]
+__all__ = [
+    "METHODS",
+    "MOVES",
+    "Case",
+    "cases",
+    "other_pairs",
+    "possible_ways",
+    "routes",
+    "routes_table",
+    "run_case",
+    "table",
+    "way",
+]
 
 N_PARTICLES = 16
 LONGEST = 0.86
 """Agents cut corners: a plan may be shorter than the way between the middles of cells."""
+PACE = 2.8
+"""Cells per segment of the longest ways that are counted: at full pace, an agent makes 3.2 along a straight line."""
 Plans = Iterator[tuple[Tensor, int]]
 
 
@@ -36,20 +50,29 @@ def _options(style: Style) -> dict[str, Any]:
     return {"proposal": cd.Proposal(clip=style.clip), "nonfinite": "reject"}
 
 
-def exchange(target: cd.Target, style: Style, seed: int, restitching: bool) -> Plans:
-    explorer = style.explorer() if restitching else None
+def exchange(
+    target: cd.Target, style: Style, seed: int, restitching: bool, explorer: cd.stitching.Restitch | None = None
+) -> Plans:
+    explorer = explorer or style.explorer() if restitching else None
     chain = cd.ReplicaExchange(target, style.ladder(), seed=seed, explorer=explorer, **_options(style))
     while True:
         yield chain.output(), chain.evaluate.counts.rows
         chain.step()
 
 
-def particles(target: cd.Target, style: Style, seed: int, restitching: bool, weighted: bool = True) -> Plans:
+def particles(
+    target: cd.Target,
+    style: Style,
+    seed: int,
+    restitching: bool,
+    weighted: bool = True,
+    n_particles: int = N_PARTICLES,
+) -> Plans:
     """Passes of SMC; without weights, every plan of a pool goes down by the guided proposal and counts."""
     smc = cd.SMC(
         target,
         style.ladder(),
-        n_particles=N_PARTICLES,
+        n_particles=n_particles,
         ess_threshold=0.5 if weighted else 0.0,
         starter=style.explorer() if restitching else None,
         seed=seed,
@@ -60,14 +83,14 @@ def particles(target: cd.Target, style: Style, seed: int, restitching: bool, wei
         yield out.resampled(cd.Stream(seed).at(smc.iteration)) if weighted else out.x, out.evaluations.rows
 
 
-def gibbs(target: cd.Target, style: Style, seed: int, restitching: bool) -> Plans:
+def gibbs(target: cd.Target, style: Style, seed: int, restitching: bool, n_particles: int = N_PARTICLES) -> Plans:
     starter = style.explorer() if restitching else None
     chain = cd.ParticleGibbs(
-        target, style.ladder(), n_particles=N_PARTICLES, starter=starter, seed=seed, **_options(style)
+        target, style.ladder(), n_particles=n_particles, starter=starter, seed=seed, **_options(style)
     )
     while True:
         out = chain.sample(1)
-        chosen = cd.Stream(seed).at("draws", chain.iteration).categorical(out.log_weights[0].expand(N_PARTICLES, -1))
+        chosen = cd.Stream(seed).at("draws", chain.iteration).categorical(out.log_weights[0].expand(n_particles, -1))
         yield out.x[chosen], out.evaluations.rows
 
 
@@ -97,10 +120,23 @@ METHODS: dict[str, Callable[[cd.Target, Style, int], Plans]] = {
     "replica exchange with restitching": partial(exchange, restitching=True),
 }
 
+MOVES: dict[str, Callable[[cd.Target, Style, int], Plans]] = {
+    "passes of SMC": METHODS["pool + SMC"],
+    "passes of SMC, 64 particles": partial(particles, restitching=True, n_particles=64),
+    "guided descents, 64 plans per pool": partial(particles, restitching=True, weighted=False, n_particles=64),
+    "particle Gibbs": METHODS["pool + particle Gibbs"],
+    "particle Gibbs, 64 particles": partial(gibbs, restitching=True, n_particles=64),
+    "replica exchange": METHODS["replica exchange with restitching"],
+    "replica exchange, more levels": partial(
+        exchange, restitching=True, explorer=cd.stitching.Restitch(512, chance=0.2, between=(0.03, 0.3))
+    ),
+}
+"""What finds other routes: new pools, more plans per pool, or moves of a chain at one range of levels or at many."""
+
 
 @dataclass(frozen=True)
 class Case:
-    """One method on one pair of cells, with a budget of network rows.
+    """One method on one pair of cells, with a budget of network rows, for one `table` of the page.
 
     `longest` bounds the length of a plan, in lengths of the shortest way between the middles of cells; 0 is no bound.
     """
@@ -112,12 +148,16 @@ class Case:
     weights: str = "giant"
     seed: int = 0
     longest: float = 0.0
+    slack: float = 1.25
+    table: str = "credit"
     style: Style = field(default_factory=lambda: Style(n_levels=61))
 
     @property
     def result(self) -> str:
-        kind = f"short {self.longest:g}" if self.longest else "credit"
-        return f"{kind} {self.weights} {self.method} {self.start} {self.goal} seed{self.seed}"
+        return (
+            f"{self.table} {self.weights} {self.method} {self.style.n_plans} plans {self.start} {self.goal}"
+            f" seed{self.seed}"
+        )
 
 
 def other_pairs(maze: Maze, n: int, seed: int = 1) -> list[tuple[Cell, Cell]]:
@@ -128,13 +168,23 @@ def other_pairs(maze: Maze, n: int, seed: int = 1) -> list[tuple[Cell, Cell]]:
     return [far[i] for i in chosen]
 
 
-def cases(maze: Maze, n_other: int, rows: int, weights: str) -> list[Case]:
-    """All methods on all pairs; those with pools also on the tasks with a bound on the length of the whole plan."""
+def cases(maze: Maze, n_other: int, rows: int, weights: str, seed: int = 0) -> dict[str, list[Case]]:
+    """The cases of each table. `credit`: all methods on all pairs. `short`: those with pools on the tasks, with a bound
+    on the length of the whole plan and two numbers of plans that are drawn from a pool. `routes`: what finds other
+    routes, on the tasks that have three or more.
+    """
     pairs = [*maze.tasks, *other_pairs(maze, n_other)]
-    all_of_them = [Case(method, *pair, rows=rows, weights=weights) for pair in pairs for method in METHODS]
-    pooled = [case for case in all_of_them if "pool" in case.method or "with restitching" in case.method]
-    tied = [replace(case, longest=LONGEST) for case in pooled if (case.start, case.goal) in maze.tasks]
-    return [*all_of_them, *tied]
+    everything = [Case(m, *pair, rows=rows, weights=weights, seed=seed) for pair in pairs for m in METHODS]
+    pooled = [case for case in everything if "pool" in case.method or "with restitching" in case.method]
+    tied = [replace(c, table="short", longest=LONGEST) for c in pooled if (c.start, c.goal) in maze.tasks]
+    tied = [replace(c, style=replace(c.style, n_plans=n)) for c in tied for n in (c.style.n_plans, 1024)]
+    moving = [
+        Case(m, *task, rows=100_000, weights=weights, seed=seed, slack=1.6, table="routes")
+        for task in maze.tasks
+        if possible_ways(maze, task, segments_for(maze, task, slack=1.6)) > 2
+        for m in MOVES
+    ]
+    return {"credit": everything, "short": tied, "routes": moving}
 
 
 def routes(maze: Maze, plans: Tensor) -> list[frozenset[int]]:
@@ -143,8 +193,47 @@ def routes(maze: Maze, plans: Tensor) -> list[frozenset[int]]:
     return [frozenset(cells) for cells in (row * len(maze.rows[0]) + column).tolist()]
 
 
+def way(maze: Maze, plan: Tensor) -> tuple[Cell, ...]:
+    """The cells that a plan (segments, steps, 2) goes through one after the other, without going there and back.
+
+    Where no four cells around a corner are all free, two plans with the same ends have the same way if and only if one
+    can be moved onto the other within the corridors.
+    """
+    row, column = (c.tolist() for c in maze.cells(plan.flatten(0, 1)))
+    found: list[Cell] = []
+    for cell in zip(row, column, strict=True):
+        for step in (*_around_a_corner(maze, found[-1], cell), cell) if found else (cell,):
+            if len(found) > 1 and step == found[-2]:
+                found.pop()
+            elif not found or step != found[-1]:
+                found.append(step)
+    return tuple(found)
+
+
+def _around_a_corner(maze: Maze, last: Cell, cell: Cell) -> tuple[Cell, ...]:
+    """The free cell between two that touch at a corner, where one step has cut it."""
+    if abs(last[0] - cell[0]) != 1 or abs(last[1] - cell[1]) != 1:
+        return ()
+    return tuple(c for c in ((last[0], cell[1]), (cell[0], last[1])) if maze.rows[c[0]][c[1]] == ".")[:1]
+
+
+def possible_ways(maze: Maze, task: tuple[Cell, Cell], n_segments: int) -> int:
+    """How many ways there are from start to goal that so many segments can reach."""
+    ends_of = {(task[0], task[0]): 1}
+    total = 0
+    for _ in range(int(PACE * n_segments)):
+        further: dict[tuple[Cell, Cell], int] = {}
+        for (before, (i, j)), n in ends_of.items():
+            for cell in ((i - 1, j), (i + 1, j), (i, j - 1), (i, j + 1)):
+                if cell != before and maze.rows[cell[0]][cell[1]] == ".":
+                    further[(i, j), cell] = further.get(((i, j), cell), 0) + n
+        ends_of = further
+        total += sum(n for (_, cell), n in ends_of.items() if cell == task[1])
+    return total
+
+
 def run_case(case: Case, results: Results) -> dict[str, Any]:
-    """Success of every plan, and the different routes of those that succeed, along the rows."""
+    """Success of every plan, and the different routes and ways of those that succeed, along the rows."""
     record = measured(results, case.result, asdict(case))
     if record is not None:
         return record
@@ -152,20 +241,24 @@ def run_case(case: Case, results: Results) -> dict[str, Any]:
     maze, model = load_maze_model(case.weights)
     task = (case.start, case.goal)
     start, goal = ends(maze, task)
-    target = plan_target(maze, model, task, segments_for(maze, task), case.style)
+    n = segments_for(maze, task, slack=case.slack)
+    target = plan_target(maze, model, task, n, case.style)
     limit = case.longest * maze.distance(*task) * maze.unit or np.inf
     if case.longest:
         target = replace(target, rewards=(*target.rewards, length_term(maze, case.style, limit)))
     found: set[frozenset[int]] = set()
+    ways: set[tuple[Cell, ...]] = set()
     log = []
-    for x, rows in METHODS[case.method](target, case.style, case.seed):
+    for x, rows in (MOVES if case.table == "routes" else METHODS)[case.method](target, case.style, case.seed):
         plans = maze.unnormalise(x)
         success = judge(maze, plans, start, goal).success & (path_length(plans) < limit + 1)
         found |= set(routes(maze, plans[success]))
-        log.append({"rows": rows, "plans": len(x), "success": int(success.sum()), "routes": len(found)})
+        ways |= {way(maze, plan) for plan in plans[success]}
+        line = {"rows": rows, "plans": len(x), "success": int(success.sum())}
+        log.append({**line, "routes": len(found), "ways": len(ways)})
         if rows >= case.rows:
             break
-    record = {"settings": asdict(case), "log": log}
+    record = {"settings": asdict(case), "possible": possible_ways(maze, task, n), "log": log}
     results.save(case.result, record)
     return record
 
@@ -173,8 +266,9 @@ def run_case(case: Case, results: Results) -> dict[str, Any]:
 def table(records: list[dict[str, Any]], tasks: list[tuple[Cell, Cell]]) -> str:
     """One row per method: success on the tasks and on other pairs, rows to the first success, routes per 1e5 rows."""
     rows = []
-    for method in METHODS:
-        mine = [r for r in records if r["settings"]["method"] == method]
+    kinds = sorted({r["settings"]["style"]["n_plans"] for r in records})
+    for method, n_plans in ((m, n) for m in METHODS for n in kinds):
+        mine = [r for r in records if (r["settings"]["method"], r["settings"]["style"]["n_plans"]) == (method, n_plans)]
         if not mine:
             continue
         pairs = {(tuple(r["settings"]["start"]), tuple(r["settings"]["goal"])): r["log"] for r in mine}
@@ -185,7 +279,7 @@ def table(records: list[dict[str, Any]], tasks: list[tuple[Cell, Cell]]) -> str:
         solved = sum(np.isfinite(first))
         rows.append(
             [
-                method,
+                method if len(kinds) == 1 else f"{method}, {n_plans} plans",
                 *(f"{100 * np.mean(s):.0f} %" if s else "-" for s in (known, other)),
                 f"{solved} of {len(pairs)}",
                 f"{np.median(first):.2g}" if solved > len(first) / 2 else "-",
@@ -194,12 +288,36 @@ def table(records: list[dict[str, Any]], tasks: list[tuple[Cell, Cell]]) -> str:
         )
     header = [
         "method",
-        "success, 5 tasks",
+        "success, tasks",
         "other pairs",
         "pairs solved",
         "rows to the first success",
         "routes per 1e5 rows",
     ]
+    return markdown(header, rows)
+
+
+def routes_table(records: list[dict[str, Any]]) -> str:
+    """One row per method: the different ways of successful plans, of all tasks together, at equal rows."""
+    rows = []
+    for method in MOVES:
+        mine = [r for r in records if r["settings"]["method"] == method]
+        if not mine:
+            continue
+        logs = [r["log"] for r in mine]
+        found, spent = sum(log[-1]["ways"] for log in logs), sum(log[-1]["rows"] for log in logs)
+        second = [next((line["rows"] for line in log if line["ways"] > 1), np.inf) for log in logs]
+        rows.append(
+            [
+                method,
+                f"{100 * np.mean([_share(log) for log in logs]):.0f} %",
+                f"{found} of {sum(r['possible'] for r in mine)}",
+                f"{1e5 * found / spent:.2f}",
+                f"{1e5 * sum(log[-1]['routes'] for log in logs) / spent:.1f}",
+                f"{sum(np.isfinite(second))} of {len(second)}",
+            ]
+        )
+    header = ["method", "success", "ways found", "ways per 1e5 rows", "sets of cells per 1e5 rows", "two ways or more"]
     return markdown(header, rows)
 
 

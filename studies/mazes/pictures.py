@@ -52,11 +52,11 @@ def draw_plan(axes: Any, panel: Panel) -> None:
     axes.set_title(title, fontsize=9)
 
 
-def side_by_side(maze: Maze, panels: Sequence[Panel]) -> Any:
-    """Plans in rows of five."""
+def side_by_side(maze: Maze, panels: Sequence[Panel], columns: int = 5) -> Any:
+    """Plans in rows of at most so many."""
     from matplotlib.figure import Figure
 
-    columns = min(5, len(panels))
+    columns = min(columns, len(panels))
     rows = -(-len(panels) // columns)
     aspect = len(maze.rows) / len(maze.rows[0])
     figure = Figure(figsize=(3.2 * columns, (3.2 * aspect + 0.35) * rows), layout="constrained")

@@ -38,7 +38,7 @@ class Style:
     - `caution`: by how much to widen the model's own uncertainty, to which the annealing is matched;
     - `n_levels`, `substeps`, `sigma_min`, `sigma_max`, `n_finish`: the ladder;
     - `guidance`, `clip`: of the proposal;
-    - `n_candidates`, `chance`, `between`: of restitching, where it is used.
+    - `n_candidates`, `chance`, `between`, `n_plans`: of restitching, where it is used.
     """
 
     width: float = 0.08
@@ -53,9 +53,10 @@ class Style:
     n_candidates: int = 2048
     chance: float = 0.05
     between: tuple[float, float] = (0.07, 0.16)
+    n_plans: int = 64
 
     def explorer(self) -> Restitch:
-        return Restitch(self.n_candidates, self.chance, self.between)
+        return Restitch(self.n_candidates, self.chance, self.between, n_plans=self.n_plans)
 
     def ladder(self) -> cd.Ladder:
         return cd.ladder.karras(

@@ -13,6 +13,7 @@ from studies.mazes import changes, credit, pictures
 from studies.mazes.evaluate import ends
 from studies.mazes.maze import Maze
 from studies.mazes.model import load_maze_model, shipped, weights_folder
+from studies.mazes.preset import preset_table
 from studies.mazes.study import METHODS
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
@@ -64,15 +65,20 @@ def fill_page(results: Results, page: Path, weights: str, trainings: Path) -> Pa
     names = results.names("short-*")
     if names:
         tables["short"] = credit.table([results[name] for name in names], list(maze.tasks))
+    names = results.names("routes-*")
+    if names:
+        tables["ways"] = credit.routes_table([results[name] for name in names])
     names = results.names("change-*")
     if names:
-        tables["random changes"] = changes.table([results[name] for name in names])
+        found = {name: results[name] for name in names}
+        tables["random changes"] = changes.table(list(found.values()))
+        last = sorted(names, key=lambda name: found[name]["settings"]["seed"])[-6:]  # two of each kind
+        shown_plans = [panel for name in last for panel in changes.panels(maze, found[name], results, name)]
+        pictures.side_by_side(maze, shown_plans, 4).savefig(figures / "refinement.png", dpi=80)
     if changed:
         tables["changes"] = changes_table(changed)
-    refined = results.get("refinement")
-    if refined is not None and refined["settings"]["weights"] == weights:
-        tables["way-point"], tables["first pass"] = way_point_table(refined), first_pass_table(refined)
-        save_refinement(figures, maze, refined, torch.from_numpy(results.arrays("refinement")["plans"][:, 0]))
+    if "preset" in results:
+        tables["preset"] = preset_table(results["preset"])
     return fill(page, tables)
 
 
@@ -176,26 +182,6 @@ def changes_table(records: list[Record]) -> str:
     return markdown([*header, "ms per thousand rows"], rows)
 
 
-def way_point_table(record: Record) -> str:
-    """Shares of plans that pass the way-point and that succeed; a window is a tenth of the iterations before it."""
-    n, end = record["settings"]["n_before"], len(record["log"])
-    w = max(1, n // 10)
-    rows = []
-    for first, last, when in ((n - w, n, ", before"), (n + w, min(end, n + 2 * w), ""), (n + w, end, "")):
-        lines = record["log"][first:last]
-        shares = [_share([line[key] for line in lines]) if lines else "-" for key in ("passes", "success")]
-        rows.append([f"{first + 1:,} to {last:,}{when}", *shares])
-    return markdown(["iterations", "passes the way-point", "success"], rows)
-
-
-def first_pass_table(record: Record) -> str:
-    """One column per chain: iterations from the change to the first plan that passes."""
-    after = np.asarray([line["passes"] for line in record["log"][record["settings"]["n_before"] :]], dtype=bool)
-    first = [int(chain.argmax()) + 1 if chain.any() else "never" for chain in after.T]
-    header = ["", *(f"chain {k + 1}" for k in range(len(first)))]
-    return markdown(header, [["iterations until the first plan that passes", *first]])
-
-
 def weights_table(trainings: Path) -> str:
     """One row per shipped model, with the time from the log of its training."""
     rows = []
@@ -251,41 +237,3 @@ def success_along(record: Record, grid: np.ndarray) -> np.ndarray:
         chosen = (rows <= r) & (rows > r / 2)
         out[i] = success[chosen].mean() if chosen.any() else out[i - 1]
     return out
-
-
-def running_mean(values: np.ndarray, n: int = 21) -> np.ndarray:
-    """Mean of each value and those before it, at most n."""
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    i = np.arange(1, len(values) + 1)
-    low = np.maximum(0, i - n)
-    return (total[i] - total[low]) / (i - low)
-
-
-def save_refinement(figures: Path, maze: Maze, record: Record, plans: torch.Tensor) -> None:
-    """The shares along the iterations; plans of the first chain in a row, and as an animation."""
-    from matplotlib.figure import Figure
-
-    case, log = record["settings"], record["log"]
-    n, window = case["n_before"], max(1, case["n_before"] // 10)
-    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
-    axes = figure.add_subplot()
-    for key, label in (("success", "success"), ("passes", "passes the way-point")):
-        axes.plot(100 * running_mean(np.asarray([np.mean(line[key]) for line in log])), label=label)
-    axes.axvline(n, color="0.5", lw=0.8)
-    axes.annotate("way-point added", (n, 50), fontsize=8, rotation=90, va="center", ha="right")
-    axes.set(xlabel="iteration", ylabel="% of chains, mean of 21 iterations", ylim=(-3, 103))
-    axes.legend(fontsize=8)
-    figure.savefig(figures / "refinement.png", dpi=110)
-
-    start, goal = ends(maze, maze.tasks[case["task"] - 1])
-    point = maze.xy(tuple(case["cell"]))
-
-    def panel(i: int) -> pictures.Panel:
-        added = i >= n
-        title = f"iteration {i + 1:,}" + (", way-point added" if added else "")
-        return title, plans[i], start, goal, point if added else None
-
-    shown = [0, n // 2, n - 1, n + window // 2, n + window]
-    pictures.side_by_side(maze, [panel(min(i, len(log) - 1)) for i in shown]).savefig(figures / "along.png", dpi=80)
-    steps = [*range(0, n, max(1, n // 40)), *range(max(0, n - 5), min(len(log), n + 2 * window), max(1, window // 25))]
-    pictures.animate(figures / "chain.gif", maze, [panel(i) for i in steps])

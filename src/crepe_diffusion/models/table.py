@@ -41,6 +41,8 @@ class TokenTable(Model):
         powers = self.vocab_size ** torch.arange(self.length - 1, -1, -1, device=p.device)
         self.states = (index[:, None] // powers) % self.vocab_size
         self._process: Masked | Uniform = (Masked if kind == "masked" else Uniform)(self.vocab_size, prompt)
+        # (states, length * V): a product with it counts how many tokens agree with each state.
+        self._one_hot = one_hot(self.states, self.vocab_size).to(self.dtype).flatten(1)
 
     @property
     def device(self) -> torch.device:
@@ -52,21 +54,25 @@ class TokenTable(Model):
     def _log_joint(self, x: Tensor, t: Tensor) -> Tensor:
         """log p(x_0) q_t(x | x_0), (rows, states); frozen positions are clean at every time."""
         p = self._process
-        a = (1 - t.to(self.dtype))[:, None, None]
-        same = (x[:, None] == self.states).to(self.dtype)
+        free, clean = p.free(x), x < self.vocab_size
+        there = one_hot(x.clamp(max=self.vocab_size - 1), self.vocab_size).to(self.dtype) * clean[..., None]
+        frozen, loose = ((there * part[..., None]).flatten(1) @ self._one_hot.T for part in (~free, free))
+        a, n_clean = (1 - t.to(self.dtype))[:, None], (clean & free).sum(1, keepdim=True)
         if isinstance(p, Masked):
-            likelihood = torch.where((x == p.mask)[:, None], 1 - a, a * same)
+            other, same = torch.zeros_like(a), a
         else:
-            likelihood = a * same + (1 - a) / self.vocab_size
-        likelihood = torch.where(p.free(x)[:, None], likelihood, same)
-        return self.probabilities.log() + likelihood.log().sum(-1)
+            other, same = (1 - a) / self.vocab_size, a + (1 - a) / self.vocab_size
+        n_masked = (free & ~clean).sum(1, keepdim=True)
+        log_likelihood = _power(same, loose) + _power(other, n_clean - loose) + _power(1 - a, n_masked)
+        possible = frozen == (~free).sum(1, keepdim=True)
+        return self.probabilities.log() + log_likelihood.where(possible, -torch.inf)
 
     def predict(self, x: Tensor, t: Tensor) -> Tensor:
         if isinstance(self._process, Masked):
             # The posterior does not depend on time there; 1/2 also serves states that cannot occur at t.
             t = torch.full_like(t, 0.5)
         posterior = torch.softmax(self._log_joint(x, t), dim=1)
-        return torch.einsum("rs,siv->riv", posterior, one_hot(self.states, self.vocab_size).to(self.dtype)).log()
+        return (posterior @ self._one_hot).reshape(-1, self.length, self.vocab_size).log()
 
     def log_prob(self, x: Tensor, t: Tensor | float = 0.0) -> Tensor:
         """log p_t(x), exactly."""
@@ -80,3 +86,8 @@ class TokenTable(Model):
 
     def __len__(self) -> int:
         return int(math.prod([self.vocab_size] * self.length))
+
+
+def _power(base: Tensor, exponent: Tensor) -> Tensor:
+    """`log(base ** exponent)`, where 0 ** 0 is 1."""
+    return torch.where(exponent == 0, 0.0, exponent * base.log())

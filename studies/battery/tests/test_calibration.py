@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,19 @@ def test_records_are_kept_and_read_again(tmp_path: Path, monkeypatch: pytest.Mon
             low, high = cd.Estimate(m["value"], m["error"], m["dof"]).interval()
             assert m["covered"] == (low <= m["truth"] <= high)
             assert 0 < m["variance"] < 0.26
-    text = calibration.table(found)
-    assert "| SMC | 2,000 | 2 |" in text
+    (cell,) = calibration.cells(found)
+    assert (cell.runs, cell.means[1], cell.log_z[1]) == (2, 6, 2)
+    assert cell.means[0] == sum(m["covered"] for r in found for m in r["means"].values())
+    assert "| SMC | 2,000 | 2 |" in calibration.table([cell])
     exact = [{**r, "means": {"f": {"value": 1.1, "truth": 1.0, "variance": 4.0}}} for r in found]  # 400 draws
-    assert "| SMC | 1 | 2 |" in calibration.with_plenty(exact)
+    assert "| SMC | 1 | 2 |" in calibration.with_plenty(calibration.cells(exact))
     poor = [{**r, "means": {**r["means"], "g": {"value": 2.0, "truth": 1.0, "variance": 4.0}}} for r in exact]
-    assert "SMC" not in calibration.with_plenty(poor)
-    assert "SMC" in calibration.by_problem(found)
+    assert "SMC" not in calibration.with_plenty(calibration.cells(poor))
+    assert "SMC" in calibration.by_problem([cell])
+    # Cells of other problems stay, those that are measured again are replaced.
+    other = replace(cell, problem="another", ok=1)
+    assert calibration.kept(tmp_path, "cells", [cell, other]) == [other, cell]
+    assert calibration.kept(tmp_path, "cells", [replace(other, ok=2)]) == [replace(other, ok=2), cell]
     assert calibration.reasons(found).count("| SMC |") == len(
         {calibration._kind(x) for r in found for x in r["reasons"]}
     )

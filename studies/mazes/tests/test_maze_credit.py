@@ -9,6 +9,7 @@ import torch
 
 import crepe_diffusion as cd
 from studies.mazes import changes, credit
+from studies.mazes.maze import Maze
 from studies.mazes.model import load_maze_model
 from studies.mazes.stitch import Style
 from studies.shared.results import Results
@@ -45,6 +46,27 @@ def test_a_route_is_the_cells_of_a_plan():
     assert credit.routes(MAZE, torch.cat([plan, plan.flip(2)])) == [frozenset({9, 10})] * 2
 
 
+def test_a_way_forgets_dead_ends_and_corners_that_were_cut():
+    """(1, 1) to (3, 1) around the bend; there and back again on the way; and one step across a corner."""
+    bend = Maze("bend", ("#####", "#...#", "###.#", "#...#", "#####"))
+    round_it = [(1, 1), (1, 2), (1, 3), (2, 3), (3, 3), (3, 2), (3, 1)]
+
+    def plan(cells: list[tuple[int, int]]) -> torch.Tensor:
+        return torch.stack([bend.xy(cell) for cell in cells])[None]
+
+    assert credit.way(bend, plan(round_it)) == tuple(round_it)
+    assert credit.way(bend, plan([*round_it[:5], *round_it[3:1:-1], *round_it[3:]])) == tuple(round_it)
+    assert credit.way(bend, plan([*round_it[:2], *round_it[3:]])) == tuple(round_it)
+    assert credit.way(bend, plan(round_it[::-1])) == tuple(round_it[::-1])
+
+
+def test_ways_are_counted_as_far_as_segments_reach():
+    """A ring of eight cells: two ways half round it, and two more once round it and half."""
+    ring = Maze("ring", ("#####", "#...#", "#.#.#", "#...#", "#####"))
+    task = ((1, 1), (3, 3))
+    assert [credit.possible_ways(ring, task, n) for n in (1, 2, 4, 5)] == [0, 2, 2, 4]
+
+
 def test_a_random_change_is_off_the_route_and_is_met(tmp_path: Path):
     case = changes.Change("goal", 1, n_before=1, n_after=1, weights="medium", style=SMALL)
     record = changes.run_change(case, Results(tmp_path))
@@ -54,3 +76,14 @@ def test_a_random_change_is_off_the_route_and_is_met(tmp_path: Path):
     assert "1 of 1" in changes.table([record])
     with pytest.raises(cd.InputError, match="choose another seed"):
         changes._changed(MAZE, case, MAZE.tasks[0], 5, set(range(64)))
+
+
+@pytest.mark.parametrize("method", ["passes of SMC, 64 particles", "particle Gibbs", "replica exchange, more levels"])
+def test_a_case_that_looks_for_routes_counts_ways(tmp_path: Path, method: str):
+    case = credit.Case(method, *MAZE.tasks[4], rows=3_000, weights="medium", table="routes", style=SMALL)
+    record = credit.run_case(case, Results(tmp_path))
+    so_far = 0
+    for line in record["log"]:
+        so_far += line["success"]
+        assert (line["ways"] > 0) == (so_far > 0)
+        assert line["ways"] <= min(so_far, record["possible"])

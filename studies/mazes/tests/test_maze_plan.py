@@ -14,7 +14,7 @@ import crepe_diffusion as cd
 from studies.mazes import __main__ as command
 from studies.mazes.evaluate import ends, judge, passes
 from studies.mazes.model import load_maze_model, shipped
-from studies.mazes.refinement import Refinement, refine
+from studies.mazes.preset import LangevinFromPool
 from studies.mazes.stitch import PAPER, Style, plan_target, segments_for, way_point_term
 from studies.mazes.study import CRITERIA, Job, run_all, run_job
 from studies.shared.results import Results
@@ -149,22 +149,28 @@ def test_what_is_asked_for_must_exist(tmp_path: Path):
         cd.Run.start(tmp_path / "run", small(options={"task": 6}))
 
 
-def test_a_way_point_is_added_and_the_result_is_kept(tmp_path: Path):
-    case = Refinement(
-        task=1,
-        cell=(4, 6),
-        n_before=6,
-        n_after=4,
-        n_chains=1,
-        weights="medium",
-        style=Style(n_levels=31, n_candidates=256),
-    )
-    results = Results(tmp_path)
-    lines = list(refine(case, results))
-    assert [line["iteration"] for line in lines] == list(range(1, 11))
-    assert results["refinement"]["log"] == lines
-    plans = torch.from_numpy(results.arrays("refinement")["plans"])[:, 0]
-    assert [line["passes"] for line in lines] == passes(plans, MAZE.xy((4, 6)))[:, None].tolist()
-    assert list(refine(case, results)) == []  # it is there
-    with pytest.raises(cd.InputError, match="'n_after': 4"):
-        list(refine(replace(case, n_after=5), results))
+def test_the_papers_preset_begins_with_a_plan_of_a_pool_and_is_read_back(tmp_path: Path):
+    """Bit for bit where restitching begins; then all replicas move."""
+    style, pool = replace(PAPER, n_levels=31), cd.stitching.Restitch(64, between=(0.05, 0.2))
+
+    def chain(explorer):
+        return cd.ReplicaExchange(plan_target(MAZE, MODEL, TASK, 4, style), style.ladder(), explorer=explorer)
+
+    one, same, other = chain(LangevinFromPool(pool=pool)), chain(pool), chain(cd.Langevin())
+    assert torch.equal(one.state.x, same.state.x)
+    assert not torch.equal(one.state.x, other.state.x)
+    assert bool(one.step().explored.all())
+
+    config = tomllib.loads(PLAN.with_name("preset.toml").read_text())
+    config["options"] |= {"maze": "medium", "n_segments": 4, "n_levels": 31}
+    config["ladder"]["n_levels"] = 31
+    config["sampler"]["explorer"]["pool"] = {"kind": "restitch", "n_candidates": 64, "between": [0.05, 0.2]}
+    with cd.Run.start(tmp_path / "run", config) as run:
+        run.run(iterations=3)
+    command.main(["preset", str(tmp_path / "run"), "--out", str(tmp_path), "--quiet"])
+    found, plans = Results(tmp_path)["preset"], torch.as_tensor(cd.read_run(tmp_path / "run").x[:, 0])
+    verdict = judge(MAZE, MAZE.unnormalise(plans), *ends(MAZE, TASK))
+    assert [(w["first"], w["last"]) for w in found["windows"]] == [(1, 1), (2, 2), (3, 3)]
+    for name in ("start", "goal", "walls", "success"):
+        assert [w[name] for w in found["windows"]] == getattr(verdict, name).double().tolist()
+    assert found["rows"] > 3 * 2 * 4 * 31  # swaps and Langevin moves

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from studies.mazes import __main__ as command
-from studies.mazes import tables
+from studies.mazes import changes, credit, preset, tables
 from studies.mazes.maze import Maze
 from studies.mazes.model import load_maze_model
 from studies.mazes.study import METHODS, ablation, comparison
@@ -90,35 +90,54 @@ def test_changes_begin_with_our_preset():
         assert row[4:] == ["5", "2", "0.25", "1000"]
 
 
-def refined(n_chains=2, weights="medium"):
-    rng = random.Random(5)
-    log = [
-        {
-            "iteration": i + 1,
-            "success": [rng.random() < 0.8 for _ in range(n_chains)],
-            "passes": [i >= 22, False],
-        }
-        for i in range(30)
-    ]
-    return {"settings": {"task": 1, "cell": [4, 6], "n_before": 20, "n_chains": 2, "weights": weights}, "log": log}
+def change(kind, seed, fulfilled):
+    """Two sweeps before a change and one after it, of 1,000 rows each."""
+    log = [{"success": 1.0, "fulfilled": f, "rows": 1000 * (i + 1)} for i, f in enumerate((1.0, 1.0, fulfilled))]
+    settings = {"kind": kind, "seed": seed, "n_before": 2}
+    return {"settings": settings, "before": [[1, 1], [6, 6]], "task": [[1, 1], [6, 1]], "new": [6, 1], "fresh": 900} | {
+        "log": log
+    }
 
 
-def test_the_way_point_before_and_after():
-    r = refined()
-    success = [mean(line["success"]) for line in r["log"]]
-    assert cells(tables.way_point_table(r)) == [
-        ["19 to 20, before", "0 %", percent(success[18:20])],
-        ["23 to 24", "50 %", percent(success[22:24])],
-        ["23 to 30", "50 %", percent(success[22:30])],
+CHANGE = change("goal", 0, 0.9)
+WINDOW = {"success": 0.0, "start": 1.0, "goal": 0.5, "walls": 0.25, "junctions": 0.75, "widest": 1.5, "acceptance": 0.8}
+PRESET = {"windows": [{"first": 1, "last": 1200, **WINDOW}]}
+
+
+def test_changes_are_met_by_most_plans_and_fresh_seeds_stand_apart():
+    records = [
+        CHANGE,
+        change("goal", 3, 0.5),
+        change("goal", 22, 0.51),
+        change("start", 23, 1.0),
+        change("start", 4, 0.6),
     ]
-    assert cells(tables.first_pass_table(r)) == [["iterations until the first plan that passes", "3", "never"]]
+    assert cells(changes.table(records)) == [
+        ["goal", "1 of 2", "1 of 1", "1e+03", "9e+02"],
+        ["start", "1 of 1", "1 of 1", "1e+03", "9e+02"],
+        ["all", "2 of 3", "2 of 2", "1e+03", "9e+02"],
+    ]
+
+
+def test_the_preset_has_a_row_per_window():
+    assert cells(preset.preset_table(PRESET)) == [["1 to 1,200", "0 %", "50 %", "75 %", "1.50", "25 %", "0.80"]]
+
+
+def test_ways_are_summed_over_tasks():
+    """Two tasks: two of four ways in 50,000 rows, the second at 40,000, and one of three in 150,000."""
+
+    def case(possible, *log):
+        keys = ("rows", "plans", "success", "routes", "ways")
+        log = [dict(zip(keys, line, strict=True)) for line in log]
+        return {"settings": {"method": "particle Gibbs"}, "possible": possible, "log": log}
+
+    one = case(4, (30_000, 8, 4, 2, 1), (40_000, 8, 8, 5, 2), (50_000, 8, 0, 5, 2))
+    two = case(3, (150_000, 4, 2, 1, 1))
+    assert cells(credit.routes_table([one, two])) == [["particle Gibbs", "50 %", "3 of 7", "1.50", "3.0", "1 of 2"]]
 
 
 def test_curves_do_not_look_ahead():
-    """A running mean and the success so far use what came before, so a change shows when it happens and not earlier."""
-    step = np.repeat([1.0, 0.0], 30)
-    assert tables.running_mean(step, 10)[:30].tolist() == pytest.approx([1.0] * 30)
-    assert tables.running_mean(step, 10)[30:41].tolist() == pytest.approx([0.9 - 0.1 * k for k in range(10)] + [0.0])
+    """The success so far uses what came before, so a change shows when it happens and not earlier."""
     r = {"rows": [10.0, 20.0, 30.0, 40.0], "flags": [[[1.0, 0.0]], [[0.0, 0.0]], [[1.0, 1.0]], [[0.0, 1.0]]]}
     grid = np.asarray([10.0, 25.0, 39.0, 41.0])
     assert tables.success_along(r, grid).tolist() == pytest.approx([0.5, 0.0, 1.0 / 2, 1.5 / 2])
@@ -181,7 +200,8 @@ def test_the_command_fills_what_it_has_results_for_and_leaves_the_prose(tmp_path
     results.save("medium CREPE, ours task1 seed0", ours, plans=plans)
     results.save("medium ours task1 seed0", other, plans=plans)
     results.save("giant CREPE, ours task1 seed0", record("CREPE, ours", 1, weights="giant"), plans=plans)
-    results.save("refinement", refined(), plans=np.zeros((30, 2, 4, 64, 2), dtype=np.float32))
+    results.save("change medium goal seed0", CHANGE, plans=plans[0])
+    results.save("preset", PRESET)
     command.main(["page", "--page", str(page), *options])
     filled = page.read_text()
     assert BLOCK.sub("", filled) == BLOCK.sub("", shipped)
@@ -191,11 +211,11 @@ def test_the_command_fills_what_it_has_results_for_and_leaves_the_prose(tmp_path
         "success": tables.success_table([ours]),
         "routes": tables.routes_table([ours], [([1, 1], 1)]),
         "changes": tables.changes_table([other]),
-        "way-point": tables.way_point_table(refined()),
-        "first pass": tables.first_pass_table(refined()),
+        "random changes": changes.table([CHANGE]),
+        "preset": preset.preset_table(PRESET),
     }
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {"success.png", "plans.png", "refinement.png", "along.png", "chain.gif"}
+    assert drawn == {"success.png", "plans.png", "refinement.png"}
 
 
 def test_every_link_of_the_study_leads_to_a_file():
