@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -96,6 +97,7 @@ SEGMENT = cd.models.Denoiser(denoise, (2, 2), dtype=torch.float32, process=cd.pr
 PLANS = cd.stitching.Segments(SEGMENT, 3).tilt(Junctions())
 LADDER, CLEAN = cd.ladder.karras(5, 0.05, 10.0), cd.ladder.linear(6, 0.02, 1.0)
 OWN = {"micro_batch": BLOCK, "fit_samples": 16}
+PIECES = {"micro_batch": 3 * BLOCK, "fit_samples": 16}
 
 
 def exchange(target: Any, ladder: cd.Ladder, explorer: Any = None) -> Callable[[], Tensor]:
@@ -242,6 +244,22 @@ def test_a_row_that_is_not_finite_stops_all_processes() -> None:
 
     alone = failed()
     assert by_threads(failed, 3) == [alone] * 3
+
+
+def test_restitch_gathers_rows_when_it_moves() -> None:
+    explorer = Restitch(n_candidates=8, chance=0.5, n_steps=2, between=(0.1, 3.0))
+
+    def moves() -> tuple[Tensor, list[int]]:
+        chain, sent = cd.ReplicaExchange(PLANS, LADDER, n_chains=N_CHAINS, explorer=explorer, **PIECES), [0]
+        for _ in range(5):
+            chain.step()
+            sent.append(getattr(team(), "bytes", 0))
+        return chain.state.whole().x, [b - a for a, b in pairwise(sent)][1:]  # all have all rows at first
+
+    alone, _ = moves()
+    for x, sent in by_threads(moves, 3):
+        assert torch.equal(x, alone)
+        assert min(sent) < 10 * 4 * BLOCK * 8 < max(sent)
 
 
 def test_random_numbers_are_those_of_the_row(monkeypatch: pytest.MonkeyPatch) -> None:

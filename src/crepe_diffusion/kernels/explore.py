@@ -33,7 +33,8 @@ class Explorer(Protocol):
 
     An explorer with `renews = True` draws those rows again, whatever they were, rather than moving all rows a little.
     One whose class itself has `by_rows = True` moves every row alone, by random numbers whose first axis is the row.
-    Where rows are cut into blocks, it gets a block at a time, as if that were one chain: `level` is (1, rows).
+    Where rows are cut into blocks, it gets a block at a time, as if that were one chain: `level` is (1, rows). Others
+    get all rows; with `gathers = True` those of this process, and call `state.whole()` when they need more.
     """
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]: ...
@@ -44,8 +45,9 @@ class Explorer(Protocol):
 
 def explore(explorer: Explorer, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
     """One move of all rows, of which every process makes its own if they move by themselves."""
-    if not vars(type(explorer)).get("by_rows", False):
-        return explorer(state.whole(), evaluate, stream)
+    its = vars(type(explorer))
+    if not its.get("by_rows", False):
+        return explorer(state if its.get("gathers", False) else state.whole(), evaluate, stream)
     state = state.own(evaluate)
 
     def move(part: State, evaluate: Evaluator, rows: slice) -> Moved:

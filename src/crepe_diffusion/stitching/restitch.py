@@ -71,6 +71,7 @@ class Restitch:
     n_steps: int = 12
     n_plans: int = 64
     renews: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("n_candidates", "n_steps", "n_plans"):
@@ -99,9 +100,10 @@ class Restitch:
         return ((t >= self.between[0]) & (t <= self.between[1]) & (t < t[-1])).nonzero()[:, 0]
 
     def __call__(self, state: State, evaluate: Evaluator, stream: Stream) -> tuple[State, Tensor]:
-        moved = torch.zeros(len(state.x), dtype=torch.bool)
+        moved = torch.zeros(state.level.numel(), dtype=torch.bool)
         if float(stream.at("whether").uniform((1,))) > self.chance:
             return state, moved
+        state = state.whole()
         levels = self._levels(evaluate)
         level = int(levels[int(stream.at("where").uniform((1,)) * len(levels))])
         t, rows = evaluate.ladder.levels[level], state.row_at(level)
