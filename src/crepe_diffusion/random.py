@@ -60,7 +60,7 @@ class Stream:
         >>> bool((stream.from_row(3).at(1).uniform((2,)) == stream.at(1).uniform((5,))[3:]).all())
         True
         """
-        return Stream(self.seed, self.path, first_row)
+        return self if first_row == self.first_row else Stream(self.seed, self.path, first_row)
 
     def uniform(self, shape: tuple[int, ...], *, first_row: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """Independent uniforms in the open interval (0, 1); the first axis counts rows.
