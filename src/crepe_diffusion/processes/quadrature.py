@@ -48,12 +48,11 @@ def log_integral(low: Tensor, top: Tensor, k: Callable[[Tensor, Tensor], Tensor]
         width = (top[going] / bottom).log()
         n, rates = _enough(width, nodes), []
         for i in range(int(n.max()) if len(n) else 0):
-            here = n > i
+            here = (n > i).nonzero()[:, 0]
             z, w = (v[n[here], i] for v in _gauss(nodes))
             y = bottom[here] * (width[here] * z).exp()
             rate = add(going[here], y, width[here] * w)
-            rates.append(rate.new_zeros(len(rate), len(going)))
-            rates[-1][:, here.to(rate.device)] = rate
+            rates.append(rate.new_zeros(len(rate), len(going)).index_copy(1, here.to(rate.device), rate))
         unfinished = bottom > low[going]
         if not bool(unfinished.any()):
             break
