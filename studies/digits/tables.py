@@ -26,8 +26,9 @@ def mean_and_error(values: list[float]) -> str:
     mean = math.fsum(values) / n
     if math.isnan(mean):
         return "–"
-    error = math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, n - 1) / n) if n > 1 else math.nan
-    return f"{mean:.4f} ± {error:.4f}"
+    if n == 1:
+        return f"{mean:.4f}"
+    return f"{mean:.4f} ± {math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n):.4f}"
 
 
 def summary(case: Case, results: Results) -> str | None:

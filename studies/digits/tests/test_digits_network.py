@@ -76,7 +76,7 @@ def judge(invented):
 
 
 def test_every_method_draws_digits_within_its_rows(trained, judge, tmp_path):
-    model, plan, results = trained[0], grey.Plan(n_steps=6, n_draws=32, n_chains=2), Results(tmp_path)
+    model, plan, results = trained[0], grey.Plan(n_steps=6, n_draws=48, n_chains=2), Results(tmp_path)
     for method in grey.METHODS:
         found, shown = grey.run(model, judge, method, 4, plan, 0)
         assert found["rows"] <= 1.2 * plan.rows, (method, found)
