@@ -744,14 +744,16 @@ def test_finished_samples_of_gaussian_data_have_the_law_of_the_last_time():
 
 def test_a_process_that_serves_several_samplers_gives_each_what_it_would_give_it_alone():
     """What a process remembers of times and exponents belongs to the sampler that asked for it."""
-    shared, ladder, other = Gaussian(variance=0.9), cd.ladder.karras(5, 0.1, 10.0), cd.ladder.karras(5, 0.2, 4.0)
+    ladder, other = cd.ladder.karras(5, 0.1, 10.0), cd.ladder.karras(5, 0.2, 4.0)
     cases = [(MIXTURES[2] ** 1.6, ladder), (MIXTURES[2] ** 0.5, ladder), (MIXTURES[2] ** 1.6, other)]
-    together = [cd.ReplicaExchange(target, levels, n_chains=3, process=shared) for target, levels in cases]
+    options = {"n_chains": 3, "proposal": cd.Proposal(k="paper")}  # whose variance depends on the exponents
+    shared = Gaussian(variance=0.9)
+    together = [cd.ReplicaExchange(target, levels, process=shared, **options) for target, levels in cases]
     for _ in range(3):
         for chain in together:
             chain.step()
     for (target, levels), chain in zip(cases, together, strict=True):
-        alone = cd.ReplicaExchange(target, levels, n_chains=3, process=Gaussian(variance=0.9))
+        alone = cd.ReplicaExchange(target, levels, process=Gaussian(variance=0.9), **options)
         for _ in range(3):
             alone.step()
         assert torch.equal(chain.state.x, alone.state.x)

@@ -123,7 +123,7 @@ def test_tests_are_shown_what_they_execute(tool, tmp_path, monkeypatch):
     (package / "__init__.py").touch()
     (package / "paths.py").write_text(CODE)
     (tmp_path / "tests" / "test_it.py").write_text(TESTS)
-    tests = tool.watched(tmp_path, tmp_path / "kept.json")
+    tests = tool.watched(tmp_path, tmp_path / "kept.json", 60)
     assert {name.split("::")[1]: lines for name, (_, lines) in tests.items()} == {
         "test_runs": {"paths.py": [3]},
         "test_value": {"paths.py": [3, 6]},
@@ -136,4 +136,7 @@ def test_tests_are_shown_what_they_execute(tool, tmp_path, monkeypatch):
     assert all(r["by"] == "no test executes it" for r in found.values() if r["status"] == "survived")
     only = {name: test for name, test in tests.items() if "runs" in name}
     assert tool.judge(tool.mutants(tmp_path)[0], tmp_path, only, 60)["status"] == "survived"
+    assert (
+        tool.judge(tool.mutants(tmp_path)[0], tmp_path, {}, 60, ["tests/test_it.py::test_value"])["status"] == "killed"
+    )
     assert (package / "paths.py").read_text() == CODE

@@ -14,6 +14,7 @@ from scipy.stats import truncnorm
 
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
+from crepe_diffusion.kernels import State
 from crepe_diffusion.processes import FisherTable, Gaussian
 
 LADDER = cd.ladder.karras(6, 0.1, 10.0)
@@ -245,6 +246,30 @@ def test_a_reward_of_minus_infinity_truncates_the_law(on):
 def test_a_constraint_that_is_annealed_away_does_not_bind_at_the_noise_end():
     """gamma = 0 there, and 0 times minus infinity is 0."""
     check_truncated(constrained("state", cd.anneal.linear()), truncated("state", 0.1))
+
+
+def test_bounces_that_begin_without_weight_are_all_taken():
+    """Nothing is to be balanced there, even if they end without weight as well; at the noise end replicas stay."""
+    nowhere = (GAUSS**1.5).tilt(lambda x: torch.where(x[:, 0] > 50, 0.0, -math.inf), on="state", negligible=0.0)
+    run = cd.ReplicaExchange(nowhere, LADDER, process=PROCESS, n_chains=20, seed=1)
+    assert not run.state.seen.possible.any()
+    _, accepted = cd.Bounce()(run.state, run.evaluate, cd.Stream(2))
+    assert torch.equal(accepted, run.state.level.flatten() < LADDER.n_levels - 1)
+
+
+def test_pairs_that_begin_without_weight_may_not_lose_more_of_it():
+    """Of the first pair one replica stands where there is weight, and walks out of it; of the others none ever does."""
+    target = (GAUSS**1.5).tilt(
+        lambda x: torch.where((x[:, 0] - 3).abs() < 1e-6, 0.0, -math.inf), on="state", negligible=0.0
+    )
+    run = cd.ReplicaExchange(target, LADDER, process=PROCESS, n_chains=20, seed=1)
+    level = run.state.level.flatten()
+    x = run.state.x.where((level > 0)[:, None], 3.0)
+    run.state = State(x, run.evaluate(x, LADDER.levels[level]), run.state.level)
+    assert torch.equal(run.state.seen.possible, level == 0)
+    swaps = run.step().swaps
+    assert swaps.active.tolist() == [True, False, True, False, True]
+    assert torch.equal(swaps.accepted, torch.tensor([[False, False, True, False, True]]).expand(20, -1))
 
 
 def test_minus_infinity_is_no_error_and_not_counted():

@@ -207,6 +207,7 @@ CONTINUING = {
     "with an explorer": lambda target, **options: cd.ReplicaExchange(
         target, LADDER, n_chains=3, explorer=cd.Bounce(), **options
     ),
+    "ParticleGibbs": lambda target, **options: cd.ParticleGibbs(target, LADDER, n_particles=4, n_chains=3, **options),
     "Plain": lambda target, **options: cd.Plain(target, LADDER, n_chains=3, **options),
 }
 FITTED = {"fit_samples": 16, "seed": 3}
@@ -265,6 +266,21 @@ def test_the_trace_of_an_exchange_is_what_happened():
     total = np.stack([i.explored.double().mean(0).numpy() for i in infos])
     np.testing.assert_allclose(trace["explored"], total, rtol=1e-6)
     np.testing.assert_allclose(chain.diagnostics.explored.numpy(), total.sum(0))
+
+
+def test_the_trace_of_particle_gibbs_is_that_of_its_chains():
+    """Means over chains in the trace, over sweeps and chains in the result."""
+    one, two = (CONTINUING["ParticleGibbs"](MIXTURE**8.0, **FAST) for _ in range(2))
+    infos = [one.step() for _ in range(6)]
+    trace, found = one.trace_rows(infos), two.sample(6)
+    for key, name in {"changed": "changed", "survivors": "survivors", "ess": "level_ess"}.items():
+        values = np.array([getattr(info, name).tolist() for info in infos], dtype=float)
+        assert values.std(axis=-1).max() > 0
+        np.testing.assert_allclose(trace[key], values.sum(-1) / 3, rtol=1e-6)
+        assert np.array_equal(getattr(found, name).double().numpy(), values)
+    np.testing.assert_allclose(found.diagnostics["survivors"].numpy(), trace["survivors"].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.diagnostics["level_ess"].numpy(), trace["ess"].mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.diagnostics["changed"].mean(), trace["changed"].mean(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", CONTINUING)

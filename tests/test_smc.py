@@ -336,6 +336,27 @@ def test_intervals_of_one_batch_cover_the_truth_however_often_it_is_resampled():
     refuted(check_intervals, [r.log_z for r in alone], LOG_Z)
 
 
+def test_joined_results_hold_all_batches_and_what_the_last_one_says():
+    """Its counts are those of the sampler at the end, and its pooling is what was asked for last."""
+    smc = cd.SMC(MIXTURE**2.0, ONE_STEP, n_particles=3, n_batches=2, process=Gaussian(variance=0.8))
+    parts = [smc.sample(), replace(smc.sample(), pool="equal"), smc.sample(2)]
+    out = cd.Particles.joined(parts)
+    assert (out.evaluations.rows, out.pool) == (smc.evaluate.counts.rows, "z")
+    assert cd.Particles.joined(parts[:2]).pool == "equal"
+    assert cd.Particles.joined(parts[:1]) is parts[0]
+    sizes = [6, 6, 12]
+    assert [len(part.x) for part in parts] == sizes
+    for part, x, eve, first in zip(parts, out.x.split(sizes), out.eve.split(sizes), (0, 6, 12), strict=True):
+        assert torch.equal(x, part.x)
+        assert torch.equal(eve, part.eve + first)
+    assert torch.equal(out.batch_log_z, torch.cat([part.batch_log_z for part in parts]))
+    alone = out.of_batches([2, 3])
+    assert torch.equal(alone.x, parts[1].x)
+    assert torch.equal(alone.log_weights, parts[1].log_weights)
+    with pytest.raises(cd.InputError, match="nothing to join"):
+        cd.Particles.joined([])
+
+
 def test_one_eve_or_one_batch_that_dominates_leaves_no_confidence():
     out = run(n_particles=6, n_batches=3)
     one = next(groups(out, 1))

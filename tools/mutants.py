@@ -34,7 +34,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -47,12 +47,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/crepe_diffusion"
 RESULTS = ROOT / "results"
 MUTATED = ("paths.py", "kernels", "processes", "samplers")
-# Files of tests that are shown a mutant, besides doctests, and how many seconds of each: those about these rooms.
+# Files of tests that are shown a mutant, besides doctests: those about these rooms.
 SHOWN = (
-    "adapt", "adaptive", "asking", "choose", "counts", "discrete_models", "smc_joints", "gaussian", "smc", "nonfinite",
-    "particle_gibbs", "pilot", "plan", "inputs", "exact", "models", "samplers", "starter",
+    "adapt", "adaptive", "asking", "choose", "conditions", "counted", "counts", "diagnostics", "discrete_models",
+    "draws", "exact", "gaussian", "inputs", "models", "nonfinite", "particle_gibbs", "pilot", "plan", "planted_bugs",
+    "random", "samplers", "smc", "smc_joints", "starter", "tours", "verdict",
 )  # fmt: skip
-WATCHED = 10
 # Once, before tests are forked: what takes long to import.
 IMPORTED = ("arviz_stats", "beartype", "jaxtyping", "scipy.stats", "torch.distributed.tensor", "zarr.testing")
 
@@ -282,8 +282,8 @@ class Watch:
     What a fixture of a module does is part of every test that uses it.
     """
 
-    def __init__(self, root: Path, to: Path):
-        self.folder, self.names, self.to = f"{root / PACKAGE}/", set(files(root)), to
+    def __init__(self, root: Path, to: Path, seconds: float):
+        self.folder, self.names, self.to, self.seconds = f"{root / PACKAGE}/", set(files(root)), to, seconds
         self.lines: set[tuple[str, int]] = set()
         self.shared: dict[str, tuple[float, set[tuple[str, int]]]] = {}
         self.tests: Tests = {}
@@ -314,7 +314,7 @@ class Watch:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Function) -> Generator[None, object, object]:
         self.lines, before, known = set(), time.process_time(), set(self.shared)
-        if before > WATCHED:
+        if before > self.seconds:
             item.add_marker(pytest.mark.skip(reason="enough tests of this file are known"))
             return (yield)
         threading.settrace(self.called)
@@ -366,7 +366,9 @@ def run_tests(root: Path, paths: list[str], limit: float, plugin: object = None)
             for name in [name for name in sys.modules if name.split(".")[0] == Path(PACKAGE).name]:
                 del sys.modules[name]
             resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit) + 5))
-            options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+            # Default tests, but shapes of tensors are not checked: that would double the time to import the package.
+            options = ["-o", "addopts=", "-m", "not slow", "--doctest-modules", "--doctest-ignore-import-errors"]
+            options += ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
             ended = 3
             try:
                 ended = int(pytest.main([*options, *paths], plugins=[plugin] if plugin else []))
@@ -416,7 +418,7 @@ def write(path: Path, kept: object) -> None:
     new.replace(path)
 
 
-def watched(root: Path, path: Path) -> Tests:
+def watched(root: Path, path: Path, seconds: float) -> Tests:
     """Seconds and executed lines of every default test, on sound sources; measured once per content of a test file."""
     sources = digest(*(root / PACKAGE / file for file in files(root)))
     kept = json.loads(path.read_text()) if path.exists() else {}
@@ -427,7 +429,7 @@ def watched(root: Path, path: Path) -> Tests:
         if known.get(name, {}).get("digest") != content:
             with tempfile.TemporaryDirectory() as folder:
                 to = Path(folder) / "lines.json"
-                outcome = run_tests(root, [name], 1200, Watch(root, to))
+                outcome = run_tests(root, [name], 1200, Watch(root, to, seconds))
                 if outcome.code not in (0, 5):  # 5: every test of the file is slow
                     raise SystemExit(f"{name} fails without any mutant: {outcome.failed or outcome.code}")
                 known[name] = {"digest": content, "tests": json.loads(to.read_text())}
@@ -464,8 +466,11 @@ def reach(mutant: Mutant, source: bytes) -> range:
     return range(last.lineno, end + 1)
 
 
-def judge(mutant: Mutant, root: Path, tests: Tests, budget: float) -> dict[str, object]:
-    """Show one mutant to the tests that execute it, quickest first, until one fails or `budget` seconds are spent."""
+def judge(mutant: Mutant, root: Path, tests: Tests, budget: float, named: Sequence[str] = ()) -> dict[str, object]:
+    """Show one mutant to the tests that execute it, quickest first, until one fails or `budget` seconds are spent.
+
+    If tests are named, it is shown those instead.
+    """
     file = root / PACKAGE / mutant.file
     source = file.read_bytes()
     lines = set(reach(mutant, source))
@@ -479,12 +484,15 @@ def judge(mutant: Mutant, root: Path, tests: Tests, budget: float) -> dict[str, 
         "able": len(able),
         "shown": len(shown),
     }
-    if not shown:
+    if not shown and not named:
         return record | {"status": "survived", "by": "no test executes it", "seconds": 0.0}
     try:
         file.write_bytes(mutant.apply(source))
-        paths = sorted({name.split("::")[0] for name in shown})
-        outcome = run_tests(root, paths, 30 + 3 * spent[len(shown) - 1], Chosen(shown))
+        if named:
+            outcome = run_tests(root, list(named), 600)
+        else:
+            paths = sorted({name.split("::")[0] for name in shown})
+            outcome = run_tests(root, paths, 30 + 3 * spent[len(shown) - 1], Chosen(shown))
     finally:
         file.write_bytes(source)
     if outcome.killed:
@@ -518,6 +526,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--file", default="", help="only files of the package whose path contains this")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests that one mutant is shown")
+    parser.add_argument("--watch", type=float, default=120.0, help="seconds of tests that are known of a test file")
+    parser.add_argument("--test", nargs="*", default=[], help="tests to show, such as tests/test_smc.py::test_name")
     parser.add_argument("--again", action="store_true", help="try earlier survivors again, after adding tests")
     parser.add_argument("--list", action="store_true", help="show what would be tried, and run nothing")
     options = parser.parse_args()
@@ -536,11 +546,11 @@ def main() -> None:
     study = Study(RESULTS / "mutants.json", ROOT)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = copy_of(ROOT, Path(folder))
-        tests = watched(root, RESULTS / "mutants_tests.json")
+        tests = {} if options.test else watched(root, RESULTS / "mutants_tests.json", options.watch)
         for mutant in drawn:
             status = study.records.get(key_of(mutant), {}).get("status")
             if status in (None, "unjudged") or (status == "survived" and options.again):
-                record = judge(mutant, root, tests, options.budget)
+                record = judge(mutant, root, tests, options.budget, options.test)
                 study.note(key_of(mutant), record)
                 print(f"{record['status']:8} {record['where']} {record['seconds']} s {record['by']}", flush=True)
                 if record["status"] != "killed":
