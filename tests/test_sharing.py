@@ -228,6 +228,23 @@ def test_the_number_of_processes_may_change() -> None:
         assert_same(found, alone)
 
 
+def test_a_target_of_two_networks_cuts_the_rows_anew() -> None:
+    """A state then costs two network rows, so that a block has half of the states, and rows change their owners."""
+    other = cd.models.Denoiser(lambda y, t: denoise(y, t) + 1, (4,), dtype=torch.float32)
+
+    def refined() -> dict[str, Tensor]:
+        chain = cd.ReplicaExchange(REAL.as_target(), LADDER, n_chains=N_CHAINS, **OWN)
+        chain.step()
+        chain.target = cd.guided(REAL, other, 1.5)
+        assert len(chain.state.x) == (15 if team() is None else (6, 6, 3)[team().rank])
+        chain.step()
+        return chain.snapshot()
+
+    alone = refined()
+    for found in by_threads(refined, 3):
+        assert_same(found, alone)
+
+
 def test_a_row_that_is_not_finite_stops_all_processes() -> None:
     """The error is that of the first block that has one, whoever has it."""
     options = WALKS["rows that are not finite"] | {"nonfinite": "raise"}
