@@ -87,7 +87,8 @@ def run_trained(options: argparse.Namespace) -> None:
 def run_inception(options: argparse.Namespace) -> None:
     painter = model.load_painter(options.weights)
     test = data.load_images(painter.images, options.data, painter.size)[1]
-    print(inception.compare(inception.load_inception(), test, Results(options.out), options.result))
+    results, network = Results(options.out), inception.load_inception()
+    print(inception.compare(network, test, results, options.result, options.draws, options.real))
 
 
 def make_gallery(options: argparse.Namespace) -> None:
@@ -141,6 +142,8 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("--parts", nargs="+", choices=parts, default=parts)
     sub = command("inception", run_inception, "FID of one result of the table of guidance; needs the data and a wheel")
     sub.add_argument("--weights", default="mnist-14", help="the network of the result")
+    sub.add_argument("--draws", type=int, default=128, help="of each method")
+    sub.add_argument("--real", type=int, default=256, help="test images")
     sub.add_argument("--result", required=True, help='such as "guidance mnist-14 class 4 samples 512 seed 0"')
     sub = command("gallery", make_gallery, "one picture of guidance and wishes")
     sub.add_argument("--weights", nargs="+", help="shipped networks, or files; by default the largest of each")

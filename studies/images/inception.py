@@ -42,14 +42,15 @@ def features(network: torch.nn.Module, images: Tensor, batch: int = 16) -> Tenso
     return torch.cat(found)
 
 
-def compare(network: torch.nn.Module, test: Images, results: Results, name: str, n_real: int = 256) -> str:
-    """FID of every method of one result of the table to `n_real` test images of its class; other real ones beside.
+def compare(
+    network: torch.nn.Module, test: Images, results: Results, name: str, n: int = 128, n_real: int = 256
+) -> str:
+    """FID of n draws of every method of one result to `n_real` test images of its class; other real ones beside.
 
     All are judged by the same number of draws, since FID falls with their number.
     """
     record = results[name]
-    shown = {method: torch.tensor(x) for method, x in results.arrays(name).items()}
-    n = len(next(iter(shown.values())))
+    shown = {method: torch.tensor(x[:n]) for method, x in results.arrays(name).items()}
     real = torch.tensor(pixels(test.of_class(record["class"])))
     if len(real) < n_real + n:
         raise cd.InputError(f"{n_real} + {n} test images of a class are needed, got {len(real)}")

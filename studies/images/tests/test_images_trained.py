@@ -269,11 +269,11 @@ def test_fid_is_small_for_the_same_images_and_large_for_others(folder, tmp_path)
     own, other = (trained.pixels(test.of_class(c)[:5]) for c in (8, 0))
     results = Results(tmp_path)
     results.save("guidance", {"class": 8, "samples": 5}, same=own, other=other)
-    found = results[inception.compare(Corners(), test, results, "guidance", n_real=5)]
+    found = results[inception.compare(Corners(), test, results, "guidance", 5, 5)]
     assert found["fid"]["same"] == pytest.approx(0, abs=1e-6)
     assert found["fid"]["other"] > 10 * found["fid"]["other real images"] > 0
     with pytest.raises(cd.InputError, match=r"16 \+ 5 test images of a class are needed, got 20"):
-        inception.compare(Corners(), test, results, "guidance", n_real=16)
+        inception.compare(Corners(), test, results, "guidance", 5, 16)
 
 
 def test_networks_have_the_stated_sizes():
