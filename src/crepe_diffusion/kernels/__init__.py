@@ -1,15 +1,6 @@
 """Markov kernels on the replicas: swap between levels, explore within one."""
 
-from crepe_diffusion.kernels.explore import (
-    Bounce,
-    Explorer,
-    Langevin,
-    ParticleStarter,
-    SingleToken,
-    Start,
-    Starter,
-    explore,
-)
+from crepe_diffusion.kernels.explore import Bounce, Explorer, Langevin, ParticleStarter, SingleToken, Start, Starter
 from crepe_diffusion.kernels.state import State
 from crepe_diffusion.kernels.swap import Swaps, metropolis, swap
 
@@ -23,7 +14,6 @@ __all__ = [
     "Starter",
     "State",
     "Swaps",
-    "explore",
     "metropolis",
     "swap",
 ]

@@ -21,7 +21,8 @@ from crepe_diffusion.diagnostics.exchange import accept_probability
 from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Counts, Evaluator
-from crepe_diffusion.kernels import Explorer, Starter, State, Swaps, explore, metropolis, swap
+from crepe_diffusion.kernels import Explorer, Starter, State, Swaps, metropolis, swap
+from crepe_diffusion.kernels.explore import explore
 from crepe_diffusion.kernels.state import Moved, by_rows
 from crepe_diffusion.kernels.swap import Accept
 from crepe_diffusion.models import Model
