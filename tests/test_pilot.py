@@ -103,6 +103,19 @@ def test_weights_grow_by_the_works_until_particles_are_resampled():
             torch.testing.assert_close(p.ess[:-1], 1 / grown.exp().square().sum(1))
 
 
+def test_the_error_of_bennett_is_the_norm_of_its_derivatives():
+    """By how much log Z moves with the weight of each Eve, by finite differences: a larger error is wrong too."""
+    p, eps = cd.pilot(TARGET, LADDER.times[::4], n=8, seed=1, process=EXACT), 1e-4
+
+    def moved(eve: int, by: float) -> float:
+        down, up = p.log_weights + by * (p.eve == eve), p.up_log_weights + by * (p.up_eve == eve)
+        return replace(p, log_weights=down.log_softmax(1), up_log_weights=up.log_softmax(1)).log_z("bar").value
+
+    slopes = torch.tensor([(moved(eve, eps) - moved(eve, -eps)) / (2 * eps) for eve in range(8)], dtype=torch.float64)
+    assert p.log_z("bar").error == pytest.approx(float(slopes.norm()), rel=1e-5)
+    assert float(slopes.norm()) > 0.05
+
+
 def test_a_pilot_of_a_model_alone_is_read_again():
     p = cd.pilot(MODEL, LADDER.times[::8], n=4, process=EXACT)
     again = cd.Pilot.from_state_dict(p.state_dict(), MODEL, process=EXACT)
