@@ -17,7 +17,7 @@ import crepe_diffusion as cd
 from crepe_diffusion.run import publish
 from studies.sentences import text
 from studies.sentences.network import PRESETS, Sizes, Transformer
-from studies.shared.masking import MaskedLoss, held_out
+from studies.shared.masking import MaskedLoss, held_out, hide
 from studies.shared.results import Results
 from studies.shared.training import Settings, load_weights, save_tensors, train
 
@@ -27,6 +27,7 @@ __all__ = [
     "SETTINGS",
     "Guided",
     "conditional",
+    "label_nats",
     "load_network",
     "make_prompt",
     "ship",
@@ -66,7 +67,8 @@ def ship(folder: Path, out: Path = WEIGHTS) -> dict[str, float]:
     save_tensors(out, {name: value.half() for name, value in tensors.items()}, about)
     publish(out.with_name(text.TOKENIZER.name), (folder / text.TOKENIZER.name).read_bytes())
     line: dict[str, float] = json.loads(about["log"])
-    return line
+    nats = label_nats(load_network(out), torch.from_numpy(Results(folder).arrays("rows")["held_out"]).long())
+    return {**line, "label, nats": float(nats.mean()), "label, share right": float((nats > 0).double().mean())}
 
 
 def load_network(path: Path = WEIGHTS) -> Transformer:
@@ -75,6 +77,28 @@ def load_network(path: Path = WEIGHTS) -> Transformer:
     network = Transformer(Sizes(**json.loads(about["sizes"])))
     network.load_state_dict({name: value.float() for name, value in tensors.items()})
     return network.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def label_nats(network: Transformer, rows: Tensor, n: int = 8, seed: int = 0) -> Tensor:
+    """How many nats more likely each row (tokens, label) is with its own label than with the other one, (rows,).
+
+    The mean of the bound that the network is trained on over `n` sets of hidden positions, the same for both labels.
+    """
+    x, label = rows[:, :-1], rows[:, -1]
+    generator, mask = torch.Generator().manual_seed(seed), network.sizes.vocabulary
+    total = torch.zeros(len(x), dtype=torch.float64)
+    for _ in range(n):
+        hidden = hide((x.shape[0], x.shape[1]), generator)
+        hidden = hidden[torch.randperm(len(x), generator=generator)]  # later rows have more hidden: not always the same
+        seen = x.masked_fill(hidden, mask)
+        other, own = (
+            torch.nn.functional.cross_entropy(network.logits(seen, at, hidden), x[hidden], reduction="none")
+            for at in (1 - label, label)
+        )
+        row = hidden.nonzero()[:, 0]
+        total.index_add_(0, row, ((other - own) * (x.shape[1] / hidden.sum(1))[row]).double())
+    return total / n
 
 
 class Reader(torch.nn.Module):

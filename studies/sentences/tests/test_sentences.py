@@ -135,6 +135,7 @@ def test_training_goes_on_and_gives_models_that_guide(tmp_path, monkeypatch):
     assert (first["step"], [line["step"] for line in rest]) == (60, [120])
     assert rest[-1]["validation"] < first["validation"]
     net = model.load_network(tmp_path / "sentences.safetensors")
+    assert float(model.label_nats(net, x[::8].long()).min()) > 1  # the label says which of two patterns it is
     target = cd.guided(model.conditional(net, 1), model.conditional(net, None), 1.5)
     out = cd.Plain(target, cd.ladder.linear(7), seed=0).sample(20, progress=False)
     assert float((out.x == torch.arange(20, 26)).double().mean()) > 0.7
