@@ -89,6 +89,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_temper)
 
+    sub = commands.add_parser("ratio", parents=[shared], help="the ratio that swaps compare, against the known energy")
+    sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--frames", type=int, default=300, metavar="N", help="of each basin and temperature")
+    sub.add_argument("--walks", type=int, default=16, metavar="N", help="up from each frame")
+    sub.add_argument("--steps", type=int, nargs="+", default=[200], metavar="N", help="of a walk, a multiple of 10")
+    sub.set_defaults(command=_ratio)
+
     sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
     sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
@@ -217,6 +225,33 @@ def _temper(given: argparse.Namespace) -> int:
     trained = model.load_model(given.weights or chosen.name)
     for name in tempering.temper(trained, chosen.beta, folder, budget, tuple(given.seeds), methods):
         print(f"{time.monotonic() - began:8.0f} s  {name}", flush=True)
+    return 0
+
+
+def _ratio(given: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from crepe_diffusion import ladder
+    from crepe_diffusion.processes import Gaussian
+    from studies.molecules import data, model, ratio
+    from studies.molecules.tempering import ENDS
+
+    chosen, found = given.peptide, {}
+    trained = model.load_model(given.weights or chosen.name)
+    for temperature in (chosen.cold, chosen.hot):
+        frames = np.concatenate(data.read_trajectories(given.data, chosen, temperature, given.equilibration))
+        for n_steps in given.steps:
+            levels = ladder.geometric(11, *ENDS, substeps=n_steps // 10)
+            name = f"{temperature:g} K, {n_steps} steps"
+            found[name] = ratio.check(
+                trained, chosen, frames, temperature, levels, Gaussian(zero_mean=0, variance="fisher"),
+                per_basin=given.frames, n_walks=given.walks,
+            )  # fmt: skip
+            print(ratio.table({name: found[name]}), flush=True)
+    record = {"table": ratio.table(found), "checks": {name: asdict(c) for name, c in found.items()}}
+    Results(given.out or RUNS / chosen.name).save("ratio", record)
     return 0
 
 

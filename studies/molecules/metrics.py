@@ -4,8 +4,11 @@ energy, distance   TV = 1/2 sum_b |p_b - q_b|          on 200 bins that span the
 W2                 min_P sum_ij P_ij |x_i - y_j|^2      its root, after superposition on one reference (POT)
 TICA MMD           |E k(a, .) - E k(b, .)|              in the plane of the two slowest torsional motions
 dF                 -kT log P(phi > 0) / P(phi <= 0)     between the basins of the Ramachandran plane
+populations        shares of basins, mean and sd of U   with errors by families of draws
 
-A distance of two samples of the same law is not zero. `between_halves` gives it for the truth itself.
+A distance of two samples of the same law is not zero. `between_halves` gives it for the truth itself. 200 bins hold so
+few of 5,000 samples each that the energy TVD of the truth to itself is as large as that of good samples; `COARSE` bins
+have a fifth of that floor. Populations have errors instead of a floor.
 """
 
 from __future__ import annotations
@@ -18,15 +21,27 @@ from deeptime.decomposition import TICA
 from scipy.spatial.distance import cdist, pdist
 
 from crepe_diffusion import InputError
-from studies.molecules.convergence import basins
+from studies.molecules.convergence import BASINS, basins
 from studies.molecules.dynamics import BLOCK
 from studies.molecules.geometry import aligned, backbone, dihedrals, distances
 from studies.molecules.peptides import GAS_CONSTANT, Peptide, energies
 
-__all__ = ["METRICS", "Truth", "between_halves", "evaluate", "free_energy", "mmd", "total_variation", "w2"]
+__all__ = [
+    "METRICS",
+    "Truth",
+    "between_halves",
+    "by_families",
+    "evaluate",
+    "free_energy",
+    "mmd",
+    "populations",
+    "total_variation",
+    "w2",
+]
 
 METRICS = ("energy TVD", "distance TVD", "W2", "TICA MMD", "dF")
-BINS = 200  # as in Akhound-Sadegh et al. (2024)
+COARSE_TVD = "energy TVD, 20 bins"
+BINS, COARSE = 200, 20  # as in Akhound-Sadegh et al. (2024), and few enough to tell laws apart
 LAG = 8  # frames, the paper's
 
 
@@ -112,13 +127,51 @@ def evaluate(
     """Every metric between n random frames and n random samples."""
     x, y = (v[rng.choice(len(v), min(n, len(v)), replace=False)] for v in (frames, samples))
     peptide = truth.peptide
+    u, v = energies(peptide, x), energies(peptide, y)
     return {
-        "energy TVD": total_variation(energies(peptide, x), energies(peptide, y)),
+        "energy TVD": total_variation(u, v),
+        COARSE_TVD: total_variation(u, v, COARSE),
         "distance TVD": total_variation(distances(x), distances(y)),
         "W2": w2(aligned(x, truth.reference), aligned(y, truth.reference)),
         "TICA MMD": mmd(truth.plane(x), truth.plane(y), truth.bandwidth),
         "dF": free_energy(y, peptide, truth.temperature) - free_energy(x, peptide, truth.temperature),
     }
+
+
+def by_families(values: np.ndarray, family: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means of values (draws, n), their standard errors and effective sizes, where draws of a family are relatives.
+
+    Relatives may be correlated in any way: `error^2 = sum_g (sum_{i in g} (f_i - mean))^2 / n^2`, times `G / (G - 1)`
+    for G families.
+
+    >>> mean, error, size = by_families(np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([0, 0, 1, 1]))
+    >>> mean.tolist(), error.tolist(), size.tolist()
+    ([0.5], [0.5], [1.0])
+    """
+    label = np.unique(family, return_inverse=True)[1]
+    mean, n_families = values.mean(0), label.max() + 1
+    sums = np.stack([np.bincount(label, column) for column in (values - mean).T], 1)
+    if n_families < 2:
+        return mean, np.full_like(mean, np.inf), np.zeros_like(mean)
+    error = np.sqrt(n_families / (n_families - 1) * (sums**2).sum(0)) / len(values)
+    return mean, error, np.divide(values.var(0), error**2, out=np.zeros_like(mean), where=error > 0)
+
+
+def populations(
+    x: np.ndarray, family: np.ndarray, peptide: Peptide, n: int, rng: np.random.Generator
+) -> dict[str, tuple[float, float, float]]:
+    """Mean, error and effective size of the share of each basin and of the energy, and its standard deviation.
+
+    Energies are those of n random draws. The error of the standard deviation is that of the mean of squares, by the
+    delta method.
+    """
+    shares = np.stack(by_families(basins(x, peptide), family), 1)
+    rows = rng.choice(len(x), min(n, len(x)), replace=False)
+    u = energies(peptide, x[rows])
+    (mean, _), error, size = by_families(np.stack([u, (u - u.mean()) ** 2], 1), family[rows])
+    found = {basin.name: tuple(row) for basin, row in zip(BASINS, shares.tolist(), strict=True)}
+    found |= {"U": (mean, error[0], size[0]), "sd of U": (u.std(), error[1] / (2 * u.std()), size[1])}
+    return {name: (float(a), float(b), float(c)) for name, (a, b, c) in found.items()}
 
 
 def between_halves(truth: Truth, n: int, rng: np.random.Generator) -> dict[str, float]:

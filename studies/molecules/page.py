@@ -11,7 +11,7 @@ import numpy as np
 
 from studies.molecules.convergence import BASINS
 from studies.molecules.peptides import PEPTIDES
-from studies.molecules.report import Measured, measured, table
+from studies.molecules.report import Measured, measured, population_table, table
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 from studies.shared.training import load_weights
@@ -28,6 +28,8 @@ def fill_page(page: Path, runs: Path, data: Path, shipped: Path) -> list[str]:
     """
     methods = {name: measured(runs / name) for name in PEPTIDES}
     tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
+    tables |= {f"{name} populations": population_table(found) for name, found in methods.items() if found}
+    tables |= {f"{name} ratio": found["table"] for name in PEPTIDES if (found := Results(runs / name).get("ratio"))}
     others = {"exchange": exchanges(methods), "speed": speeds(data), "dynamics": checks(data)}
     tables |= {name: text for name, text in {**others, "weights": weights(shipped, data)}.items() if text}
     fill(page, tables)

@@ -12,16 +12,31 @@ import numpy as np
 
 from crepe_diffusion import InputError
 from crepe_diffusion.run import publish
+from studies.molecules.convergence import BASINS
 from studies.molecules.geometry import backbone, bonds, dihedrals, distances, same_hand
-from studies.molecules.metrics import METRICS, Truth, between_halves, evaluate
+from studies.molecules.metrics import COARSE_TVD, METRICS, Truth, between_halves, evaluate, populations
 from studies.molecules.peptides import Peptide, energies
 from studies.molecules.tempering import ABLATIONS, METHODS, UNTEMPERED, file_name, kept_draws
 from studies.shared.pages import markdown
 from studies.shared.results import Results
 
-__all__ = ["HALVES", "PAPER", "Measured", "Row", "bond_errors", "measured", "rows_of", "score", "table", "write"]
+__all__ = [
+    "HALVES",
+    "PAPER",
+    "Measured",
+    "Row",
+    "bond_errors",
+    "measured",
+    "population_table",
+    "rows_of",
+    "score",
+    "table",
+    "write",
+]
 
 HALVES = "dynamics, two halves"
+N_LONG = 2000
+"""Frames, one per ps, that count as one family of the dynamics: it forgets its basin within some 100 of them."""
 PAPER = {
     "dipeptide": {
         "FKC, annealed score": (0.345, 0.023, 0.293, 0.116),
@@ -50,11 +65,12 @@ class Measured:
     """What was measured of one method: the metrics of each seed, and the records of its runs.
 
     `mixed` is the share of samples with alpha carbons of both hands, `turned` that of samples that had to be mirrored;
-    `bonds` are the two numbers of `bond_errors`.
+    `bonds` are the two numbers of `bond_errors`, `populations` those of all seeds together.
     """
 
     method: str
     metrics: list[dict[str, float]]
+    populations: dict[str, tuple[float, float, float]]
     mixed: float
     turned: float
     bonds: tuple[float, float]
@@ -96,7 +112,9 @@ def rows_of(
         raise InputError(f"no samples in {kept.folder}; run `temper` first")
     rng = np.random.default_rng(0)
     floor = [between_halves(cold, n, rng) for _ in range(3)]
-    bound = Measured(HALVES, floor, 0.0, 0.0, bond_errors(cold.peptide, *cold.halves), [])
+    blocks = np.arange(len(cold.frames)) // N_LONG
+    known = populations(cold.frames, blocks, cold.peptide, 10 * n, rng)
+    bound = Measured(HALVES, floor, known, 0.0, 0.0, bond_errors(cold.peptide, *cold.halves), [])
     rows, pairs = [Row(bound, cold.frames)], bonds(cold.peptide)
     for method in [m for m in METHODS if m in names]:
         progress(method)
@@ -106,13 +124,25 @@ def rows_of(
         metrics = [evaluate(truth, truth.frames, x, n, rng) for x, *_ in hands]
         lengths = bond_errors(truth.peptide, truth.frames, samples)
         about = [kept[name] for name in names[method]]
-        rows.append(Row(Measured(method, metrics, float(mixed.mean()), float(turned.mean()), lengths, about), samples))
+        family = np.concatenate([kept.arrays(name)["family"] + i * 2**32 for i, name in enumerate(names[method])])
+        shares = populations(samples, family, truth.peptide, 3 * n, rng)
+        measured = Measured(method, metrics, shares, float(mixed.mean()), float(turned.mean()), lengths, about)
+        rows.append(Row(measured, samples))
     return rows
 
 
 def measured(folder: Path) -> list[Measured]:
     """What `write` kept in this folder; an empty list if there is nothing."""
-    return [Measured(**{**record, "bonds": tuple(record["bonds"])}) for record in Results(folder).get("results") or []]
+    return [
+        Measured(
+            **{
+                **record,
+                "bonds": tuple(record["bonds"]),
+                "populations": {name: tuple(values) for name, values in record["populations"].items()},
+            }
+        )
+        for record in Results(folder).get("results") or []
+    ]
 
 
 def score(method: Measured, metric: str) -> tuple[float, float]:
@@ -137,6 +167,18 @@ def table(methods: Sequence[Measured], peptide: Peptide) -> str:
     return markdown(head, lines) + "\n"
 
 
+def population_table(methods: Sequence[Measured]) -> str:
+    """Shares of basins and energies, each with its error, and how many independent draws the alpha basin has."""
+    names = [basin.name for basin in BASINS]
+    head = ["method", *(f"{name} (%)" for name in names), "U (kJ/mol)", "sd of U", COARSE_TVD, "effective draws, alpha"]
+    lines = []
+    for m in methods:
+        cells = [f"{100 * a:.2f} +- {100 * e:.2f}" for a, e, _ in (m.populations[name] for name in names)]
+        cells += [f"{a:.2f} +- {e:.2f}" for a, e, _ in (m.populations[name] for name in ("U", "sd of U"))]
+        lines.append([m.method, *cells, _cell(m, COARSE_TVD), f"{m.populations['alpha'][2]:,.0f}"])
+    return markdown(head, lines) + "\n"
+
+
 def _cell(method: Measured, metric: str) -> str:
     mean, error = score(method, metric)
     if not np.isfinite(mean):
@@ -149,7 +191,7 @@ def write(rows: list[Row], cold: Truth, folder: Path) -> None:
     """`table.md`, `results.json`, figures, and `METHOD.xtc` beside `topology.pdb`."""
     methods = [row.measured for row in rows]
     Results(folder).save("results", [asdict(m) for m in methods])
-    publish(folder / "table.md", table(methods, cold.peptide).encode())
+    publish(folder / "table.md", (table(methods, cold.peptide) + "\n" + population_table(methods)).encode())
     topology = mdtraj.Topology.from_openmm(cold.peptide.topology)
     mdtraj.Trajectory(cold.reference, topology).save_pdb(str(folder / "topology.pdb"))
     for row in rows:

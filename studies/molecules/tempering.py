@@ -59,9 +59,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Draws:
-    """Molecules `x` (draws, atoms, 3) as the sampler left them, equally weighted, and the record of the run."""
+    """Molecules `x` (draws, atoms, 3) as the sampler left them, equally weighted, and the record of the run.
+
+    Draws of one `family` (draws,) are relatives: they descend from one visit to the noise end.
+    """
 
     x: Tensor
+    family: Tensor
     about: dict[str, Any]
 
 
@@ -76,6 +80,8 @@ class Recipe:
     resampling: cd.Ladder
     """The ladder of particles, which lose nothing by frequent levels."""
     ess_threshold: float
+    pool: str
+    """How batches of particles are pooled."""
     adapted: bool
     finished: bool
     """Whether draws are replaced by what the model predicts from level 0."""
@@ -87,7 +93,7 @@ def paper(model: Denoiser, budget: Budget) -> Recipe:
     levels = cd.ladder.karras(budget.n_levels, 0.001, 10.0, substeps=budget.substeps)
     process = EulerMaruyama(zero_mean=0, reference=scale)
     options = {"process": process, "proposal": cd.Proposal("paper")}
-    return Recipe(levels, options, cd.Langevin(), budget.n_chains, levels, 1.0, adapted=False, finished=False)
+    return Recipe(levels, options, cd.Langevin(), budget.n_chains, levels, 1.0, "equal", adapted=False, finished=False)
 
 
 def own(model: Denoiser, budget: Budget, variance: str | float = "fisher") -> Recipe:
@@ -100,7 +106,7 @@ def own(model: Denoiser, budget: Budget, variance: str | float = "fisher") -> Re
     levels = cd.ladder.geometric(budget.own_levels, *ENDS, substeps=budget.own_substeps)
     resampling = cd.ladder.geometric(budget.n_levels, *ENDS, substeps=budget.substeps)
     options = {"process": Gaussian(zero_mean=0, variance=variance), "fit_samples": budget.fit_samples}
-    return Recipe(levels, options, cd.Bounce(), budget.own_chains, resampling, 0.5, adapted=True, finished=True)
+    return Recipe(levels, options, cd.Bounce(), budget.own_chains, resampling, 0.5, "z", adapted=True, finished=True)
 
 
 def many_levels(model: Denoiser, budget: Budget) -> Recipe:
@@ -124,10 +130,7 @@ def exchange(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed:
         if piece < pieces:
             chain.adapt()
     chain.restart_diagnostics()
-    draws: list[Tensor] = []
-    while not draws or chain.evaluate.counts.rows < budget.rows:
-        chain.step()
-        draws.append(chain.output())
+    out = chain.sample(budget.rows, callback=lambda _: chain.evaluate.counts.rows >= budget.rows, progress=False)
     diagnostics = chain.diagnostics
     about = {
         "rows": chain.evaluate.counts.rows,
@@ -137,7 +140,7 @@ def exchange(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed:
         "round_trips": int(diagnostics.trips.n_trips.sum()),
         "restarts": int(diagnostics.trips.n_restarts.sum()),
     }
-    return finish(recipe, model, Draws(torch.stack(draws).flatten(0, 1), about), budget)
+    return finish(recipe, model, Draws(out.x, out.tours.flatten(), about), budget)
 
 
 def finish(recipe: Recipe, model: Denoiser, draws: Draws, budget: Budget) -> Draws:
@@ -146,19 +149,20 @@ def finish(recipe: Recipe, model: Denoiser, draws: Draws, budget: Budget) -> Dra
         return draws
     sigma = float(recipe.ladder.times[0])
     parts = [model.predict(x, torch.full((len(x),), sigma)) for x in draws.x.split(budget.micro_batch)]
-    return Draws(torch.cat(parts), draws.about | {"rows": draws.about["rows"] + len(draws.x)})
+    return replace(draws, x=torch.cat(parts), about=draws.about | {"rows": draws.about["rows"] + len(draws.x)})
 
 
 def particles(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int, weight: cd.Weight) -> Draws:
     """SMC in batches, resampled to equal weights at the end."""
     n_batches = max(1, budget.rows // (budget.batch * len(recipe.resampling.times)))
     smc = cd.SMC(
-        model**beta, recipe.resampling, n_particles=budget.batch, n_batches=n_batches, weight=weight,
-        ess_threshold=recipe.ess_threshold, pool="equal", seed=seed, micro_batch=budget.micro_batch, **recipe.options,
+        model**beta, recipe.resampling, n_particles=budget.batch, n_batches=n_batches, weight=weight, seed=seed,
+        ess_threshold=recipe.ess_threshold, pool=recipe.pool, micro_batch=budget.micro_batch, **recipe.options,
     )  # fmt: skip
     out = smc.sample()
     about = {"rows": out.evaluations.rows, "log_z": out.batch_log_z.tolist(), "ess": out.batch_ess.tolist()}
-    return finish(recipe, model, Draws(out.resampled(smc.stream.at("last")), about), budget)
+    rows = out.resampled_rows(smc.stream.at("last"))
+    return finish(recipe, model, Draws(out.x[rows], out.eve[rows], about), budget)
 
 
 def plain(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
@@ -166,7 +170,7 @@ def plain(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: in
     guidance = cd.Plain(model**beta, recipe.ladder, seed=seed, micro_batch=budget.micro_batch, **recipe.options)
     n = max(1, budget.rows // len(recipe.ladder.times))
     x = guidance.sample(n).x
-    return finish(recipe, model, Draws(x, {"rows": guidance.evaluate.counts.rows}), budget)
+    return finish(recipe, model, Draws(x, torch.arange(n), {"rows": guidance.evaluate.counts.rows}), budget)
 
 
 UNTEMPERED = "model, untempered"
@@ -214,7 +218,8 @@ def temper(
                     raise InputError(f"{path} was drawn with another {what}; choose another folder")
             else:
                 draws = METHODS[name](model, beta, budget, seed)
-                kept.save(result, {**facts, **draws.about}, x=draws.x.float().numpy())
+                arrays = {"x": draws.x.float().numpy(), "family": draws.family.numpy()}
+                kept.save(result, {**facts, **draws.about}, **arrays)
             yield result
 
 

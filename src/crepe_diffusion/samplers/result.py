@@ -363,12 +363,19 @@ class Particles(Result):
         narrowest = float(self.level_ess.amin(0).mean()) / n
         return judge_particles(shares, kind, self._log_z, sizes, self.discretisation, (narrowest, b * n))
 
-    def resampled(self, stream: Stream) -> Tensor:
-        """Equally weighted draws (n, *event): from all batches by weight, or within each if they count equally."""
+    def resampled_rows(self, stream: Stream) -> Tensor:
+        """Which rows, (n,), are equally weighted draws: of all batches by weight, or of each if they count equally.
+
+        `eve[rows]` tells which of these draws are relatives.
+        """
         log_w = self.weights.log()[None] if self.pool == "z" else self.log_weights
         index, _ = Systematic()(log_w, stream)
         b, n = log_w.shape
-        return self.x[(index + torch.arange(b)[:, None] * n).flatten()]
+        return (index + torch.arange(b)[:, None] * n).flatten()
+
+    def resampled(self, stream: Stream) -> Tensor:
+        """Equally weighted draws (n, *event), those of `resampled_rows`."""
+        return self.x[self.resampled_rows(stream)]
 
 
 @dataclass(frozen=True)

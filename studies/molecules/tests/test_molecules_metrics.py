@@ -126,7 +126,7 @@ def test_mirror_images_are_counted_and_cost_nothing_else(truth, tmp_path, monkey
     for name, samples in (("plain", x), ("mirrored", mirrored)):
         for seed, piece in enumerate((samples[:200], samples[200:])):
             about = {"method": "CREPE, own", "seed": seed, "rows": 1}
-            kept_draws(tmp_path / name).save(f"crepe-own {seed}", about, x=piece)
+            kept_draws(tmp_path / name).save(f"crepe-own {seed}", about, x=piece, family=np.arange(len(piece)))
         rows[name] = report.rows_of(truth, truth, tmp_path / name, 50)
     found = {name: [row.measured for row in pair] for name, pair in rows.items()}
     assert [(m.mixed, m.turned) for m in found["plain"]] == [(0, 0), (0, 0)]
@@ -137,3 +137,29 @@ def test_mirror_images_are_counted_and_cost_nothing_else(truth, tmp_path, monkey
     report.write(rows["mirrored"], truth, tmp_path / "out")
     assert report.measured(tmp_path / "out") == found["mirrored"]
     assert (tmp_path / "out" / "table.md").read_text() == report.table(found["mirrored"], truth.peptide)
+
+
+def test_errors_by_families_cover_and_those_by_draws_do_not():
+    """Draws that repeat their family's value 20 times: 95 % intervals cover in 91 to 99 % of 400 trials."""
+    rng = np.random.default_rng(0)
+    family, covered, naive = np.repeat(np.arange(30), 20), 0, 0
+    for _ in range(400):
+        values = (rng.uniform(size=30) < 0.3).astype(float)[family][:, None]
+        mean, error, size = metrics.by_families(values, family)
+        covered += abs(mean[0] - 0.3) < 2.05 * error[0]
+        naive += abs(mean[0] - 0.3) < 2.05 * values.std() / np.sqrt(len(values))
+        assert size[0] < 31
+    assert 364 <= covered <= 396
+    assert naive < 300
+
+
+def test_populations_are_those_of_the_frames():
+    """Shares, energies and their errors of shipped frames, against numbers that are computed another way."""
+    chosen, rng = peptide("dipeptide"), np.random.default_rng(0)
+    x = np.concatenate([chosen.build(-60.0, -40.0)[1][None]] * 3 + [chosen.build(-120.0, 140.0)[1][None]])
+    found = metrics.populations(x, np.arange(4), chosen, 10, rng)
+    assert (found["alpha"][0], found["beta"][0], found["phi > 0"][0]) == (0.75, 0.25, 0.0)
+    assert abs(found["alpha"][1] - np.sqrt(0.75 * 0.25 / 3)) < 1e-12
+    u = metrics.energies(chosen, x[[0, 3]])
+    assert abs(found["U"][0] - (3 * u[0] + u[1]) / 4) < 1e-6 * abs(u).max()
+    assert abs(found["sd of U"][0] - abs(u[0] - u[1]) * np.sqrt(3) / 4) < 1e-6 * abs(u).max()

@@ -12,7 +12,8 @@ import pytest
 
 from studies.molecules import __main__ as shell
 from studies.molecules import model
-from studies.molecules.metrics import METRICS
+from studies.molecules.convergence import BASINS
+from studies.molecules.metrics import COARSE_TVD, METRICS
 from studies.molecules.page import fill_page
 from studies.molecules.report import HALVES, PAPER, Measured
 from studies.shared.results import Results
@@ -23,15 +24,21 @@ SEEDS = np.array([[0.11, 0.013, 0.24, 0.085, 0.84], [0.14, 0.011, 0.29, 0.081, -
 RUNS = [([0.2, 0.4], 10, 1000), ([0.6, 0.8], 20, 1100), ([0.3, 0.4], 60, 1500)]
 
 
+def shares(error):
+    """Populations with this error, and effective sizes that follow from it."""
+    names = [*(basin.name for basin in BASINS), "U", "sd of U"]
+    return {name: (0.1 + 0.11 * k, error * (k + 1), 1 / error + k) for k, name in enumerate(names)}
+
+
 def methods():
     """Two methods and the bound; all numbers differ, so that one in the wrong cell is seen."""
-    seeds = [dict(zip(METRICS, values, strict=True)) for values in SEEDS]
+    seeds = [dict(zip((*METRICS, COARSE_TVD), [*values, values[0] / 8], strict=True)) for values in SEEDS]
     about = [{"rows": rows, "acceptance": a, "round_trips": n} for a, n, rows in RUNS]
     infinite = [{**seeds[0], "dF": np.inf}, {**seeds[1], "W2": np.nan}]
     return [
-        Measured(HALVES, seeds[:1], 0.0, 0.0, (0.0, 1.0), []),
-        Measured("RNE, own", infinite, 0.125, 0.25, (0.00042, 1.037), [{"rows": 2000}, {"rows": 2001}]),
-        Measured("CREPE, own", seeds, 0.0625, 0.4375, (0.00051, 0.978), about),
+        Measured(HALVES, seeds[:1], shares(0.001), 0.0, 0.0, (0.0, 1.0), []),
+        Measured("RNE, own", infinite, shares(0.02), 0.125, 0.25, (0.00042, 1.037), [{"rows": 2000}, {"rows": 2001}]),
+        Measured("CREPE, own", seeds, shares(0.01), 0.0625, 0.4375, (0.00051, 0.978), about),
     ]
 
 
@@ -72,6 +79,14 @@ def test_numbers_arrive_in_their_cells(filled):
     assert [r[:5] for r in rows[3:]] == [[f"paper: {k}", *map("{:.3f}".format, v)] for k, v in paper]
 
 
+def test_populations_have_errors_and_effective_sizes(filled):
+    *_, row = filled(methods())["dipeptide populations"]
+    shares = ["10.00 +- 1.00", "21.00 +- 2.00", "32.00 +- 3.00", "43.00 +- 4.00"]
+    coarse = SEEDS[:, 0] / 8
+    expected = f"{coarse.mean():.3f} +- {coarse.std(ddof=1) / np.sqrt(3):.3f}"
+    assert row == ["CREPE, own", *shares, "0.54 +- 0.05", "0.65 +- 0.06", expected, "102"]
+
+
 def test_acceptance_and_round_trips_are_means_over_seeds(filled):
     assert filled(methods())["exchange"][2:] == [["dipeptide", "CREPE, own", "3", "0.45", "30"]]
     found = methods()
@@ -81,9 +96,10 @@ def test_acceptance_and_round_trips_are_means_over_seeds(filled):
 
 def test_only_tables_and_figures_with_results_change(filled, tmp_path):
     before = PAGE.read_text()
-    assert set(tables(before)) == {*PAPER, "exchange", "speed", "dynamics", "weights"}
+    own = {f"{name} {what}" for name in PAPER for what in ("populations", "ratio")}
+    assert set(tables(before)) == {*PAPER, *own, "exchange", "speed", "dynamics", "weights"}
     new, old = filled(methods()), tables(before)
-    assert {name for name in old if new[name] != old[name]} == {"dipeptide", "exchange"}
+    assert {name for name in old if new[name] != old[name]} == {"dipeptide", "dipeptide populations", "exchange"}
     assert BLOCK.sub("", (tmp_path / "results.md").read_text()) == BLOCK.sub("", before)
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["dipeptide-tica.png"]
 
