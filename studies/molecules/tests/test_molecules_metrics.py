@@ -136,7 +136,8 @@ def test_mirror_images_are_counted_and_cost_nothing_else(truth, tmp_path, monkey
     monkeypatch.setattr(report, "draw", lambda *given: None)
     report.write(rows["mirrored"], truth, tmp_path / "out")
     assert report.measured(tmp_path / "out") == found["mirrored"]
-    assert (tmp_path / "out" / "table.md").read_text() == report.table(found["mirrored"], truth.peptide)
+    text, m = (tmp_path / "out" / "table.md").read_text(), found["mirrored"]
+    assert text == report.table(m, truth.peptide) + "\n" + report.population_table(m)
 
 
 def test_errors_by_families_cover_and_those_by_draws_do_not():
