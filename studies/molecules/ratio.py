@@ -107,32 +107,37 @@ def check(
     noise = np.std(log_mean_exp(log_p[:, ::2].numpy()) - log_mean_exp(log_p[:, 1::2].numpy())) / 2
     d = np.split(mean - energy, np.cumsum([len(rows) for rows in chosen])[:-1])
     shares, beta = inside.mean(0), peptide.hot / temperature
-    again = [[part[rng.integers(len(part), size=len(part))] for part in d] for _ in range(N_BOOTSTRAP)]
-    center = np.array([part.mean() if len(part) else np.nan for part in d])
-    error = np.std([[part.mean() if len(part) else np.nan for part in parts] for parts in again], 0)
+    gaps = _gaps(d)
+    again = [_gaps([part[rng.integers(len(part), size=len(part))] for part in d]) for _ in range(N_BOOTSTRAP)]
     return Check(
         slope=float(np.polyfit(energy, mean, 1)[0]),
         scatter=float(np.sqrt(np.average([part.var() for part in d if len(part)]))),
         noise=float(noise),
         counts=[len(part) for part in d],
-        gaps=(center - center[BETA]).tolist(),
-        errors=np.hypot(error, error[BETA]).tolist(),
+        gaps=gaps.tolist(),
+        errors=np.std(again, 0).tolist(),
         shares=shares.tolist(),
-        implied=reweighted(shares, d, beta).tolist(),
-        implied_errors=np.std([reweighted(shares, parts, beta) for parts in again], 0).tolist(),
+        implied=reweighted(shares, gaps, beta).tolist(),
+        implied_errors=np.std([reweighted(shares, other, beta) for other in again], 0).tolist(),
         rows=n_rows,
     )
 
 
-def reweighted(shares: np.ndarray, d: list[np.ndarray], beta: float) -> np.ndarray:
-    """Shares of basins under `exp(beta D)`, from frames (each a list of D) of every basin.
+def _gaps(d: list[np.ndarray]) -> np.ndarray:
+    """The mean of D in each basin less that in beta; NaN where there is no frame."""
+    means = np.array([part.mean() if len(part) else np.nan for part in d])
+    return means - means[BETA]
 
-    >>> reweighted(np.array([0.2, 0.8]), [np.array([np.log(4.0)]), np.zeros(3)], 1.0).round(3).tolist()
+
+def reweighted(shares: np.ndarray, gaps: np.ndarray, beta: float) -> np.ndarray:
+    """Shares of basins under `exp(beta D)`, if D varies as much in each basin and differs by these gaps between them.
+
+    The mean of `exp(beta D)` itself would say more of the tails of D, which are the noise of walks.
+
+    >>> reweighted(np.array([0.2, 0.8]), np.array([np.log(4.0), 0.0]), 1.0).round(3).tolist()
     [0.5, 0.5]
     """
-    factors = [log_mean_exp(beta * part[None])[0] if len(part) else -np.inf for part in d]
-    log_w = np.log(shares, where=shares > 0, out=np.full(len(shares), -np.inf)) + np.array(factors)
-    w = np.exp(log_w - log_w.max())
+    w = shares * np.exp(beta * np.where(shares > 0, gaps, 0.0))
     return w / w.sum()
 
 
