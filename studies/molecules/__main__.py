@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="where `check` and `md` wrote")
     sub.add_argument("--runs", type=Path, default=RUNS, metavar="DIR", help="where `report` wrote")
     sub.add_argument("--page", type=Path, default=HERE / "results.md", metavar="FILE")
+    sub.add_argument("--only", nargs="+", default=[], metavar="TABLE", help="such as 'dipeptide populations'")
     sub.set_defaults(command=_page)
 
     sub = commands.add_parser("subset", parents=[shared], help="a few blocks of frames, as shipped for the tiny preset")
@@ -274,7 +275,8 @@ def _report(given: argparse.Namespace) -> int:
 def _page(given: argparse.Namespace) -> int:
     from studies.molecules.page import fill_page
 
-    print(f"{given.page}: {', '.join(fill_page(given.page, given.runs, given.data, HERE / 'weights'))}")
+    filled = fill_page(given.page, given.runs, given.data, HERE / "weights", tuple(given.only))
+    print(f"{given.page}: {', '.join(filled)}")
     return 0
 
 

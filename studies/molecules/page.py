@@ -21,10 +21,11 @@ __all__ = ["checks", "exchanges", "fill_page", "speeds", "weights"]
 FIGURES = ("ramachandran", "tica", "energy")
 
 
-def fill_page(page: Path, runs: Path, data: Path, shipped: Path) -> list[str]:
+def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str, ...] = ()) -> list[str]:
     """Fill in what `runs/PEPTIDE`, `data/PEPTIDE` and the weights hold; the names of the tables that were filled.
 
-    A table for which nothing is kept stays as it is, and so does a figure.
+    A table for which nothing is kept stays as it is, and so does a figure. `only` these tables, and no figure, where
+    others are kept from longer runs.
     """
     methods = {name: measured(runs / name) for name in PEPTIDES}
     tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
@@ -32,8 +33,9 @@ def fill_page(page: Path, runs: Path, data: Path, shipped: Path) -> list[str]:
     tables |= {f"{name} ratio": found["table"] for name in PEPTIDES if (found := Results(runs / name).get("ratio"))}
     others = {"exchange": exchanges(methods), "speed": speeds(data), "dynamics": checks(data)}
     tables |= {name: text for name, text in {**others, "weights": weights(shipped, data)}.items() if text}
+    tables = {name: text for name, text in tables.items() if not only or name in only}
     fill(page, tables)
-    for name in PEPTIDES:
+    for name in () if only else PEPTIDES:
         for figure in FIGURES:
             if (runs / name / f"{figure}.png").exists():
                 (page.parent / "figures").mkdir(exist_ok=True)

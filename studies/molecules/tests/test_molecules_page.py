@@ -51,7 +51,7 @@ def tables(text):
 def filled(tmp_path):
     """The shipped page, filled with results of the dipeptide: its tables as lists of rows, by name."""
 
-    def fill(found, check=None, speed=None):
+    def fill(found, check=None, speed=None, only=()):
         page, data, runs = (tmp_path / name for name in ("results.md", "data", "runs"))
         page.write_text(PAGE.read_text())
         Results(runs / "dipeptide").save("results", [asdict(m) for m in found])
@@ -59,7 +59,7 @@ def filled(tmp_path):
         if check:
             Results(data / "dipeptide").save("check", check)
             Results(data / "dipeptide/walker-0").save("speed", speed)
-        fill_page(page, runs, data, tmp_path / "weights")
+        fill_page(page, runs, data, tmp_path / "weights", only)
         return tables(page.read_text())
 
     return fill
@@ -102,6 +102,12 @@ def test_only_tables_and_figures_with_results_change(filled, tmp_path):
     assert {name for name in old if new[name] != old[name]} == {"dipeptide", "dipeptide populations", "exchange"}
     assert BLOCK.sub("", (tmp_path / "results.md").read_text()) == BLOCK.sub("", before)
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["dipeptide-tica.png"]
+
+
+def test_one_table_is_filled_alone(filled, tmp_path):
+    new, old = filled(methods(), only=("dipeptide populations",)), tables(PAGE.read_text())
+    assert {name for name in old if new[name] != old[name]} == {"dipeptide populations"}
+    assert not (tmp_path / "figures").exists()
 
 
 def test_the_tables_that_need_no_run_are_those_of_the_page(tmp_path):
