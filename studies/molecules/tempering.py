@@ -191,11 +191,14 @@ METHODS: dict[str, Run] = {
     "RNE, own": lambda m, b, budget, seed: particles(own(m, budget), m, b, budget, seed, cd.PathWork()),
     "CREPE, own": lambda m, b, budget, seed: exchange(own(m, budget), m, b, budget, seed),
     "CREPE, own, 51 levels": lambda m, b, budget, seed: exchange(many_levels(m, budget), m, b, budget, seed),
+    "CREPE, own, 400 steps": lambda m, b, budget, seed: exchange(
+        own(m, replace(budget, own_substeps=2 * budget.own_substeps)), m, b, budget, seed
+    ),
     "CREPE, own, v = d": lambda m, b, budget, seed: exchange(own(m, budget, math.inf), m, b, budget, seed),
     "CREPE, own, DDPM variance": lambda m, b, budget, seed: exchange(own(m, budget, 0.0), m, b, budget, seed),
 }
-ABLATIONS = tuple(METHODS)[-3:]
-"""What the number of levels does, and the variance of denoising steps to bonds and energies; of the first seed only."""
+ABLATIONS = tuple(METHODS)[-4:]
+"""What the number of levels does, steps of half the size, and the variance of steps; of the first seed only."""
 
 
 def temper(
