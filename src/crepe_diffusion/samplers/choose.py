@@ -76,6 +76,22 @@ than a quarter; but there should be so many of them at least, from which the err
 # -- what comes out ------------------------------------------------------------------------------------------
 
 
+def _two_digits(value: float) -> str:
+    """
+    >>> _two_digits(334.2), _two_digits(0.6149), _two_digits(12.6)
+    ('330', '0.61', '13')
+    """
+    return f"{float(f'{value:.2g}'):,g}"
+
+
+def _count(n: int, noun: str) -> str:
+    """
+    >>> _count(1, "chain"), _count(2, "chain")
+    ('1 chain', '2 chains')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 @dataclass(frozen=True)
 class Forecast:
     """A method with its settings, and what the pilot predicts: effective draws per 1,000 network rows."""
@@ -85,7 +101,7 @@ class Forecast:
     effective: float
 
     def __str__(self) -> str:
-        return f"{self.method} ({self.settings}): {self.effective:.2g}"
+        return f"{self.method} ({self.settings}): {_two_digits(self.effective)}"
 
 
 @dataclass(frozen=True)
@@ -135,12 +151,12 @@ class Sampled(Result):
         end = "as many as were asked for" if reached else f"{self.wanted:,} were asked for"
         return (
             f"{first.method} was chosen ({first.settings}). A pilot of {self.pilot.n} particles predicts"
-            f" {first.effective:.2g} effective draws per 1,000 network rows for it, "
-            + " and ".join(f"{f.effective:.2g} for {f.method} ({f.settings})" for f in others)
+            f" {_two_digits(first.effective)} effective draws per 1,000 network rows for it, "
+            + " and ".join(f"{_two_digits(f.effective)} for {f.method} ({f.settings})" for f in others)
             + f". It cost {rows:,} of {self.budget:,} rows, of which {self.pilot.rows:,} are the pilot's, and gave"
             f" {self.n_effective:.0f} effective draws for the scalar that is known worst ({end}):"
-            f" {1000 * self.n_effective / rows:.2g} per 1,000 rows, pilot included. The size of the steps moves log Z"
-            f" by about {self.pilot.discretisation['bar']}."
+            f" {_two_digits(1000 * self.n_effective / rows)} per 1,000 rows, pilot included."
+            f" The size of the steps moves log Z by about {self.pilot.discretisation['bar']}."
         )
 
     def __str__(self) -> str:
@@ -285,7 +301,8 @@ class _ReplicaExchange(Method):
         trip = 2 * best.pairs * (1 + best.delay / best.pairs)
         self.n_chains = max(1, min(8, int(rows / each / (10 * trip))))
         self.least_rows = each * self.n_chains
-        self.settings = f"{best.pairs} pairs of levels with {best.substeps} sub-steps, {self.n_chains} chains"
+        pairs, substeps = _count(best.pairs, "pair"), _count(best.substeps, "sub-step")
+        self.settings = f"{pairs} of levels with {substeps}, {_count(self.n_chains, 'chain')}"
         self.sampler: ReplicaExchange | None = None
         self.parts: list[Chains] = []
 
