@@ -43,6 +43,7 @@ def test_a_run_is_replayed_bit_for_bit(tmp_path: Path, capsys: pytest.CaptureFix
     content = checkpoint.safetensors.torch.save(tensors)
     (path.parent / "state.safetensors").write_bytes(content)
     state["files"]["state.safetensors"] = files.digest(content)
+    state["sizes"]["state.safetensors"] = len(content)
     files.write_json(path, state)
     assert not list(problems(folder))
     found = replay(folder).differences

@@ -28,6 +28,22 @@ def reward(**fields: Any) -> dict[str, Any]:
     return {"name": "w", "function": {"kind": "near", **fields}}
 
 
+class Leaving:
+    def __init__(self) -> None:
+        raise SystemExit(7)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x[:, 0]
+
+
+def imaginary(x: Tensor) -> Tensor:
+    return 1j * x[:, 0]
+
+
+def garbled(x: Tensor) -> Tensor:
+    raise ValueError("no UTF-8: \udc80")
+
+
 BAD: list[dict[str, Any]] = [
     {"add": [reward(axis=7)]},
     {"add": [reward(axis="abc")]},
@@ -35,6 +51,10 @@ BAD: list[dict[str, Any]] = [
     {"add": [reward(centre=float("nan"))]},
     {"add": [reward(kind="os:system")]},
     {"add": [reward(kind="builtins:len")]},
+    {"add": [reward(kind="sys:exit")]},
+    {"add": [reward(kind="test_run_requests:Leaving")]},
+    {"add": [reward(kind="test_run_requests:imaginary")]},
+    {"add": [reward(kind="test_run_requests:garbled")]},
     {"add": [{"name": "w"}]},
     {"add": ["w"]},
     {"add": [{"name": "w", "function": {"kind": "near"}, "scale": float("inf")}]},
@@ -99,6 +119,64 @@ def test_the_client_evaluates_a_request_to_a_stopped_run(tmp_path: Path, capsys:
         run.run(iterations=6)
     (wall,) = read_run(folder).targets[-1]["rewards"]
     assert (wall["name"], wall["scale"], wall["function"]["centre"]) == ("wall", 3.0, 2.0)
+
+
+def test_words_of_the_client_that_mean_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    with Run.start(folder, small()) as run:
+        run.run(iterations=2)
+    for words in (["--change", "right", "name=left", "scale=2"], ["--add", "w", "kind=near", "name=right"]):
+        assert main(["refine", str(folder), *words]) == 2
+        assert "a reward term keeps its name" in capsys.readouterr().err
+    assert main(["refine", str(folder), "--remove", "right", "right"]) == 0
+
+
+def test_a_module_that_leaves_when_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "leaving_16.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with Run.start(tmp_path / "run", small()) as run:
+        path = leave(run.folder, {"add": [reward(kind="leaving_16:height")]})
+        run.run(iterations=3)
+    assert "'leaving_16' ends the program when it is imported" in path.with_suffix(".answer.json").read_text()
+
+
+SEEN: set[float] = set()
+ARMED: list[bool] = []
+
+
+def late(x: Tensor) -> Tensor:
+    """Fine wherever the run stands, and nowhere else."""
+    values = set(x.flatten().tolist())
+    if ARMED and not values <= SEEN:
+        raise ValueError("never seen")
+    SEEN.update(values)
+    return x[:, 0]
+
+
+@pytest.mark.parametrize("in_python", [False, True])
+def test_a_target_that_fails_later_can_be_taken_away(in_python: bool, tmp_path: Path) -> None:
+    """It was accepted, and ends the run in its first iteration; so it did at every resume, before any request."""
+    folder, n = tmp_path / "run", 4
+    ARMED.clear()
+    with Run.start(folder, small()) as run:
+        run.run(iterations=n)
+        run.refine(add=[{"name": "w", "function": {"kind": "test_run_requests:late"}}])
+        ARMED.append(True)
+        with pytest.raises(ValueError, match="never seen"):
+            run.run(iterations=8)
+        assert run.sampler.iteration == n
+    if not in_python:
+        assert main(["refine", str(folder), "--remove", "w"]) == 0
+    with Run.resume(folder) as run:
+        if in_python:
+            run.refine(remove=["w"])
+        run.run(iterations=8)
+    with Run.start(tmp_path / "whole", small()) as run:
+        run.run(iterations=8)
+    assert [len(t["rewards"]) for t in read_run(folder).targets] == [1, 2, 1]
+    assert read_run(folder).target.tolist() == [0] * n + [2] * n
+    # The target is the first one again, so the draws are.
+    assert read_run(folder).x.tolist() == read_run(tmp_path / "whole").x.tolist()
 
 
 def test_a_reward_of_ones_own_may_fail_in_any_way(tmp_path: Path) -> None:

@@ -102,6 +102,15 @@ def test_any_number_of_processes_has_the_same_bits(sizes: tuple[int, int], singl
 
 
 @pytest.mark.slow
+def test_a_target_that_was_accepted_before_a_kill_is_taken_up_by_all(single: Path, tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", TEAM_CONFIG) as run:
+        run.run(iterations=7)
+        run.refine(add=[TERM])  # in force from iteration 8, and no checkpoint holds it
+    assert team(2, tmp_path / "run", 12) == ["iterations = 12"] * 2
+    assert_same_run(tmp_path / "run", single)
+
+
+@pytest.mark.slow
 def test_a_run_of_one_process_is_replayed_by_three(single: Path) -> None:
     assert run_worker.together(run_worker.team_replay, 3, (single,)) == ["[]"] * 3
 

@@ -68,6 +68,22 @@ def test_a_folder_cannot_be_changed_to_name_other_code(experiment: str, mine: Pa
         Run.resume(mine)
 
 
+@pytest.mark.parametrize("name", ["my-evil:build", "\u00e9vil:build", "0evil:build", "my evil:build", "evil:b uild"])
+def test_no_name_of_code_is_overlooked(name: str, tmp_path: Path) -> None:
+    """What can be imported is what is looked for; a file of an odd name beside a configuration was not."""
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=1)
+    (tmp_path / f"{name.partition(':')[0]}.py").write_text(MODULE.format(marker=str(tmp_path / "ran")))
+    path = tmp_path / "run/config.toml"
+    path.write_text(path.read_text().replace("mixture-tilt", name))
+    files.write_json(
+        tmp_path / "run/run.json", {**files.read_json(tmp_path / "run/run.json"), "import_path": str(tmp_path)}
+    )
+    with pytest.raises(cd.InputError, match=r"names code that would be run here|is not of the form"):
+        Run.resume(tmp_path / "run")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_requests_and_targets_that_name_code_are_signed(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     term = {"name": "w", "function": {"kind": "my_code_16:height"}}
     own = control.leave(mine, control.Request("", [term], [], {}))
@@ -114,6 +130,52 @@ def test_links_out_of_a_folder_are_refused(tmp_path: Path) -> None:
     shutil.move(tmp_path / "targets.json", tmp_path / "run/inner.json")
     (tmp_path / "run/targets.json").symlink_to("inner.json")
     assert read_run(tmp_path / "run").n_draws == 2
+
+
+@pytest.mark.parametrize("name", ["targets.json", "samples.zarr/x/c.0.0.0", "log.txt", "control/1.json"])
+def test_nobody_waits_at_a_pipe(name: str, tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=2)
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run" / name)
+    for read in (read_run, Run.resume, lambda folder: list(problems(folder))):
+        with pytest.raises(cd.InputError, match=f"{name} is neither a file nor a folder"):
+            read(tmp_path / "run")
+
+
+def test_a_running_process_waits_at_no_pipe(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small()) as run:
+        os.mkfifo(tmp_path / "run/control/1.json")
+        run.run(iterations=2)
+    assert "not a file" in (tmp_path / "run/control/1.answer.json").read_text()
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=2)
+    shutil.rmtree(tmp_path / "run/samples.zarr/x")
+    (tmp_path / "run/samples.zarr/x").symlink_to("x")
+    with pytest.raises(cd.InputError, match=r"samples\.zarr/x is a link that leads back to itself"):
+        read_run(tmp_path / "run")
+
+
+def test_files_of_any_size_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sparse files, which take no room; what reads them whole runs out of memory."""
+    with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=2)
+    checkpoint = tmp_path / "run/checkpoints/00000002"
+    names = ["state.safetensors", "diagnostics.safetensors"]
+    sizes = [(checkpoint / name).stat().st_size for name in names]
+    for name, size in zip(names, sizes, strict=True):
+        os.truncate(checkpoint / name, 2**40)
+        assert any(f"{name}: larger than the {size:,} bytes" in str(p) for p in problems(tmp_path / "run"))
+        os.truncate(checkpoint / name, size)
+    os.truncate(tmp_path / "run/log.txt", 2**40)
+    with pytest.raises(DamagedError, match=r"log\.txt: larger than"):
+        Run.resume(tmp_path / "run")
+    os.truncate(tmp_path / "run/config.toml", 2**40)
+    with pytest.raises(cd.InputError, match=r"config\.toml is larger than"):
+        read_run(tmp_path / "run")
 
 
 def test_what_unpacks_to_more_than_it_should_is_not_unpacked(tmp_path: Path) -> None:

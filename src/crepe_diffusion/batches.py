@@ -54,6 +54,8 @@ def called(function: Callable[..., T], what: str, *inputs: Tensor) -> T:
     versions = [None if z.is_inference() else z._version for z in copies]
     try:
         out = function(*copies)
+    except SystemExit as error:  # it would end the process, and with it a run, without a word
+        raise RuntimeError(f"{what} raised SystemExit, which ends a program") from error
     except Exception as error:
         shapes = ", ".join(f"{str(z.dtype).removeprefix('torch.')} {tuple(z.shape)}" for z in inputs)
         error.add_note(f"This was raised by {what}, which was called with {shapes} on {inputs[0].device}.")

@@ -440,6 +440,8 @@ def _reward(words: list[str]) -> dict[str, Any]:
         key, equals, _ = word.partition("=")
         if not equals:
             raise InputError(f"{words[0]!r} is followed by KEY=VALUE pairs, got {word!r}")
+        if key == "name":
+            raise InputError(f"a reward term keeps its name: {words[0]!r} cannot be given {word!r}")
         own = key.partition(".")[0] in Reward.__dataclass_fields__
         _assign(table, word if own else f"function.{word}")
     return table

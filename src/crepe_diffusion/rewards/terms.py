@@ -234,6 +234,8 @@ class RewardSum:
         if not isinstance(r, Tensor) or r.shape != (len(shown),):
             got = f"shape {tuple(r.shape)}" if isinstance(r, Tensor) else repr(type(r).__name__)
             raise InputError(f"reward {reward.name!r} must return one number per row, shape ({len(shown)},); got {got}")
+        if r.is_complex():
+            raise InputError(f"reward {reward.name!r} must return real numbers, got {r.dtype}")
         return r
 
 
@@ -252,7 +254,7 @@ def as_values(out: object, like: Tensor) -> object:
     """A tensor on the device of `like` from what a reward may return: a tensor, an array, or a list of numbers."""
     if isinstance(out, (list, tuple)) and out and all(isinstance(z, Tensor) and z.numel() == 1 for z in out):
         return torch.stack([z.reshape(()) for z in out]).to(like.device)
-    if isinstance(out, (list, tuple, np.ndarray)):
+    if isinstance(out, (list, tuple, np.ndarray)) and not np.iscomplexobj(out):
         try:
             return torch.as_tensor(np.asarray(out, dtype=np.float64)).to(real(like.device)).to(like.device)
         except (TypeError, ValueError):

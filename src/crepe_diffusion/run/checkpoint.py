@@ -29,6 +29,7 @@ from crepe_diffusion.run.files import (
     make_directory,
     move,
     publish_all,
+    read_bounded,
     read_json,
     remove,
 )
@@ -96,7 +97,8 @@ def write(folder: Path, position: Position, snapshot: dict[str, Tensor], reporte
         aside / "diagnostics.safetensors": safetensors.torch.save(_kept(reported)),
     }
     checksums = {path.name: digest(content) for path, content in contents.items()}
-    summary = {"schema": SCHEMA, **asdict(position), "files": checksums}
+    sizes = {path.name: len(content) for path, content in contents.items()}
+    summary = {"schema": SCHEMA, **asdict(position), "files": checksums, "sizes": sizes}
     publish_all({**contents, aside / "state.json": encode_json(summary)})
     move(aside, final)
     for old in _all(folder)[N_KEPT:]:
@@ -136,7 +138,8 @@ def load(path: Path, *, only_reported: bool = False, run: str | None = None) -> 
         if only_reported and name != "diagnostics.safetensors":
             continue
         try:
-            content = (path / name).read_bytes()
+            # Checkpoints of earlier versions hold no sizes.
+            content = read_bounded(path / name, state.get("sizes", {}).get(name) or os.path.getsize(path / name))
         except OSError as error:
             raise DamagedError(path / name, f"missing or unreadable ({error.strerror})") from None
         if digest(content) != checksum:

@@ -29,7 +29,7 @@ from crepe_diffusion.run.configured import (
     written,
 )
 from crepe_diffusion.run.experiment import Experiment
-from crepe_diffusion.run.files import digest
+from crepe_diffusion.run.files import MOST_JSON, digest
 from crepe_diffusion.samplers.base import Continuing
 from crepe_diffusion.schedules import Ladder, ladder
 
@@ -245,7 +245,11 @@ def sampler_table(sampler: Continuing[Any]) -> tuple[dict[str, Any], dict[str, A
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, with its name in every error."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with open(path, "rb") as file:
+            content = file.read(MOST_JSON + 1)
+        if len(content) > MOST_JSON:
+            raise InputError(f"{path} is larger than the {MOST_JSON:,} bytes that a configuration can have")
+        return tomllib.loads(content.decode("utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path} does not exist") from None
     except IsADirectoryError:

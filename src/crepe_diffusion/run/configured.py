@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.errors import InputError
+from crepe_diffusion.run.trust import NAME
 
 __all__ = [
     "NotWritableError",
@@ -96,6 +97,8 @@ def configure(table: Mapping[str, Any], what: str, names: Names | None = None, h
             return Setting(factory(**values), {"kind": kind, **record})
         except InputError as error:
             raise InputError(f"{what}: {error}") from None
+        except SystemExit:
+            raise InputError(f"{what}: {kind!r} raised SystemExit, which ends a program") from None
     values, record = arguments(factory, fields, what, skip=wanted)
     return Setting(_bound(factory, values), {"kind": kind, **record})
 
@@ -426,10 +429,17 @@ def _name_of(value: Any) -> str:
 
 def _imported(path: str, what: str) -> Any:
     module, _, name = path.partition(":")
+    if not NAME.fullmatch(path):
+        raise InputError(f"{what}: {path!r} is not of the form 'package.module:name'")
     try:
         value = getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise InputError(f"{what} {path!r}: cannot import {module!r} ({error})") from None
+    except SystemExit:
+        raise InputError(
+            f"{what} {path!r}: {module!r} ends the program when it is imported; put what does so under"
+            " if __name__ == '__main__':"
+        ) from None
     except AttributeError:
         raise InputError(f"{what} {path!r}: module {module!r} has no {name!r}") from None
     if not callable(value):

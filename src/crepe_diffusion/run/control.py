@@ -55,7 +55,7 @@ def refined(rewards: Sequence[Mapping[str, Any]], request: Request) -> list[dict
         if name not in table:
             raise InputError(f"no reward term {name!r}{nearest(name, table)} there are {', '.join(table) or 'none'}")
     for name in request.remove:
-        del table[name]
+        table.pop(name, None)  # it may be named twice
     for name, values in request.change.items():
         if name in request.remove:
             raise InputError(f"reward {name!r} cannot be both removed and changed")

@@ -117,7 +117,10 @@ def build(name: str, options: Mapping[str, Any]) -> tuple[Experiment, dict[str, 
     """The experiment of this name, and its options with every default written out."""
     builder = find(name)
     values, record = arguments(builder, options, f"experiment {name!r}: [options]")
-    experiment = builder(**values)
+    try:
+        experiment = builder(**values)
+    except SystemExit:
+        raise InputError(f"{name!r} raised SystemExit, which ends a program") from None
     if not isinstance(experiment, Experiment):
         raise InputError(f"{name!r} must return a crepe_diffusion.run.Experiment, got {experiment!r}")
     if experiment.target.rewards:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -163,8 +164,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bounded(path: Path, most: int = MOST_JSON) -> bytes:
-    """All of a file, unless it is larger than it can be."""
-    with open(path, "rb") as file:
+    """All of a file, unless it is larger than it can be, or a pipe, at which one would wait for ever."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0))) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DamagedError(path, "not a file")
         content = file.read(most + 1)
     if len(content) > most:
         raise DamagedError(path, f"larger than the {most:,} bytes that it can have")

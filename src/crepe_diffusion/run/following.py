@@ -47,8 +47,8 @@ def follow(run: Run, caught: list[str]) -> Outcome:
             message, _ = run.team.hear()
             run.sampler.snapshot()  # for the last checkpoint
             return Outcome(message["reason"], message["finished"])
-        while run.history.take_up(run.sampler):
-            pass
+        if run._take_up():
+            continue
         info = run.team.alike(run.sampler.step)
         if info.iteration % run.config.output.thin == 0:
             run.sampler.output()

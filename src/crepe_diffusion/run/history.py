@@ -99,7 +99,7 @@ class History:
             announce(rewards)
             probe = by_all(lambda: identity.probe(sampler.evaluate, target))
             sampler.target = target
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             vars(counts).update(vars(saved))
             if isinstance(error, (InputError, NonFiniteError)):
                 raise

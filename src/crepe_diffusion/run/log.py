@@ -11,7 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from crepe_diffusion.run.files import named, publish
+from crepe_diffusion.run.files import named, publish, read_bounded
 
 __all__ = ["Log", "chain_lines"]
 
@@ -31,12 +31,12 @@ class Log:
 
     def _line(self, when: str, text: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        with named(self.path), open(self.path, "a", encoding="utf-8") as file:
+        with named(self.path), open(self.path, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{now}  {when}  {' '.join(text.split())}\n")
 
     def rewind(self, iteration: int) -> None:
         """Forget the chain's lines behind this iteration, which will be written again."""
-        content = self.path.read_text(encoding="utf-8", errors="replace")
+        content = read_bounded(self.path).decode("utf-8", errors="replace")
         kept = [line for line in content.splitlines(keepends=True) if line.endswith("\n") and _at(line) <= iteration]
         publish(self.path, "".join(kept).encode())
 

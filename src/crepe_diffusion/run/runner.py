@@ -227,8 +227,10 @@ class Run:
                 last_checkpoint = last_flush = clock.seconds()
             if outcome is not None:
                 return outcome
-            while self.history.take_up(self.sampler):
-                self._target_changed()
+            if self._take_up():
+                # A request may take it away again, before anything is sampled that it would fail at.
+                last_control, saves = -math.inf, False
+                continue
             info = self._step()
             self.seconds = clock.seconds()
             self._keep(info)
@@ -243,6 +245,14 @@ class Run:
                 # unless one was wanted at every iteration.
                 pause = max(pause, 99 * (last_flush - now)) if pause else 0.0
             shown.show()
+
+    def _take_up(self) -> bool:
+        """Bring into force what was accepted before the run was killed; whether there was any."""
+        before = self.history.index
+        while self.history.take_up(self.sampler):
+            if not self.follows:
+                self._target_changed()
+        return self.history.index > before
 
     def _step(self) -> Info:
         step: Callable[[], Info] = self.sampler.step
@@ -373,6 +383,7 @@ class Run:
         Terms are `Reward`s, or tables as in a configuration; `change` maps names to new values of such keys. A target
         that cannot be evaluated is refused, and the sampler goes on with the old one.
         """
+        self._take_up()
         tables: list[Mapping[str, Any]] = []
         experiment = self.history.experiment
         for term in add:

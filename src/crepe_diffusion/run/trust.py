@@ -14,15 +14,18 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from crepe_diffusion.errors import InputError
 
-__all__ = ["check_links", "check_trust", "named_code", "signature"]
+__all__ = ["NAME", "check_links", "check_trust", "named_code", "signature"]
 
-NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+NAME = re.compile(r"[^\W\d][\w.-]*:[^\W\d]\w*")
+"""What is imported: nothing else is, so that no code is overlooked."""
 OWN = re.compile(r"crepe_diffusion\.(kernels|processes|proposals|samplers|schedules|stitching)\b.*")
 """What is in these rooms computes, and does nothing else."""
 
@@ -78,10 +81,24 @@ def _key() -> bytes:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a folder in which a link leads out of it: what is read or replaced there would be somebody else's."""
+    """Refuse a folder in which a link leads out of it: what is read or replaced there would be somebody else's.
+
+    Pipes and devices are refused too: whoever opens one may wait for ever.
+    """
     root = folder.resolve()
     for place, directories, names in os.walk(folder):
         for name in [*directories, *names]:
             path = Path(place, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(root):
-                raise InputError(f"{path} is a link that leads out of {folder}; put the file itself there")
+            with suppress(FileNotFoundError):  # a running process may have taken it away
+                mode = path.lstat().st_mode
+                if stat.S_ISLNK(mode) and not _resolved(path).is_relative_to(root):
+                    raise InputError(f"{path} is a link that leads out of {folder}; put the file itself there")
+                if not (stat.S_ISLNK(mode) or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                    raise InputError(f"{path} is neither a file nor a folder")
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise InputError(f"{path} is a link that leads back to itself") from None
