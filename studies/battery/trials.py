@@ -4,9 +4,10 @@
     matched    before each swap, replicas of one level are dealt anew to all chains: who meets whom is random
     joined     now and then the replica at one level is kept by a sweep of conditional SMC over the levels above it
     drift      the proposal of SMC follows another drift: k_down times a number, or S + a_t + b_t x, fitted by a pilot
+    second     SMC with ratios from both ends of a step, or with a drift from the middle of it, and half as many steps
 
-All leave the law as it is. `python -m studies.battery.trials exchange | joined | drift` writes a table of
-docs/decisions.md each; four, two and one minutes of one core.
+All but the last leave the law as it is. `python -m studies.battery.trials exchange | joined | drift | second` writes a
+table of docs/decisions.md each; four, two, one and four minutes of one core.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import torch
 from torch import Tensor
 
 import crepe_diffusion as cd
+from crepe_diffusion.batches import rows_like
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import State, swap
 from crepe_diffusion.paths import Path, walk
-from crepe_diffusion.processes import Coefficients, Gaussian, Process
+from crepe_diffusion.processes import Coefficients, Evaluation, Gaussian, Process
+from crepe_diffusion.processes.gaussian import score_of
 from crepe_diffusion.schedules import Ladder
 from studies.battery.calibration import chosen
 from studies.battery.methods import smc_of
@@ -279,6 +282,91 @@ def drift(problem: Problem, seed: int) -> dict[str, Tensor]:
     return found
 
 
+# -- second order -------------------------------------------------------------------------------------------------
+
+
+WIDER = 2.0
+"""The variance of a place is at most so many times that of all places, and at least as small a part of it."""
+
+
+@dataclass(frozen=True)
+class BothEnds(Gaussian):
+    """A process whose ratios of models look at both ends of a step, which are known anyway.
+
+    The true kernel has `grad log B = score(x_s) + (x_t - x_s) / d`. With r the way from its mean to x_s and q minus
+    this gradient, a Gaussian kernel `N(r; 0, V)` has `q = r / V`. So `V = V_t (r V_t^-1 r) / (r q)` has the width of
+    the place, where `Gaussian` has one for all, and `log B = -(r q + log det V) / 2`. This is no density any more.
+    """
+
+    def step_ratios(
+        self,
+        x: Tensor,
+        x_new: Tensor,
+        seen: Evaluation,
+        seen_new: Evaluation,
+        s: Tensor,
+        t: Tensor,
+        up: Tensor,
+        coefficients: Coefficients,
+    ) -> tuple[Tensor, Tensor]:
+        models, proposal = super().step_ratios(x, x_new, seen, seen_new, s, t, up, coefficients)
+        rises, at, n = rows_like(up, x), self.schedule(s, t, coefficients), self.dimension(x.shape[1:])
+        x_s, x_t = torch.where(rises, x, x_new), torch.where(rises, x_new, x)
+        d, gap = at.noising, (x_t - x_s).flatten(1)
+        for j, (old, new) in enumerate(zip(seen.predictions, seen_new.predictions, strict=True)):
+            low, high = torch.where(rises, old, new), torch.where(rises, new, old)
+            force = score_of(low, x_s, s).flatten(1) + gap / d
+            r = gap + score_of(high, x_t, t).flatten(1) * d
+            usual, here = (r * r / at.models[j].values).sum(1), (r * force).sum(1)
+            share = (here / usual).clamp(1 / WIDER, WIDER)
+            models[j] += (0.5 * (usual * (1 - share) + n * share.log())).where(s < t, 0.0)
+        return models, proposal
+
+
+@dataclass(frozen=True)
+class Midpoint(Gaussian):
+    """A process whose proposal follows the drift where half a step down would lead: one more evaluation per point."""
+
+    times: Tensor = field(default_factory=lambda: torch.zeros(0), kw_only=True, repr=False)
+    models: tuple[Any, ...] = field(default=(), kw_only=True, repr=False)
+
+    def drift(
+        self, x: Tensor, t: Tensor, predictions: tuple[Tensor, ...], guidance: Tensor | None, coefficients: Coefficients
+    ) -> Tensor:
+        own = super().drift(x, t, predictions, guidance, coefficients)
+        i = (self.times - t[:, None].to(self.times)).abs().argmin(1)
+        half = (t.square() - self.times[(i - 1).clamp(min=0)].to(t).square()) / 2
+        y, middle = x + (coefficients.k_down * half)[:, None].to(x.dtype) * own, (t.square() - half).sqrt()
+        there = tuple(model.predict(y, middle) for model in self.models)
+        return super().drift(y, middle, there, None, coefficients)
+
+
+def second(problem: Problem, seed: int) -> dict[str, Tensor]:
+    """The cost of SMC in each group: as it is and with ratios of second order, with all steps and with half of them.
+
+    A drift from the middle of a step costs twice the rows of a step; the fit of its variance is given for nothing.
+    """
+
+    def cost(steps: int, kind: type[Gaussian]) -> Tensor:
+        own = replace(problem, steps=steps)
+        options: dict[str, Any] = {"n": 64, "seed": seed, "proposal": problem.proposal, "progress": False}
+        ladder, rows = own.ladder(steps + 1), 1
+        first = Gaussian() if kind is Midpoint else kind()
+        pilot = cd.pilot(problem.target, ladder, process=first, **options)
+        if kind is Midpoint:
+            known = {f.name: getattr(pilot.process, f.name) for f in fields(Gaussian)}
+            process, rows = Midpoint(**known, times=ladder.times, models=problem.target.models), 2
+            pilot = cd.pilot(problem.target, ladder, process=process, **options)
+        groups = smc_of(own, BUDGET // rows, seed, FEWER, pilot)
+        return torch.tensor([rows * _cost(problem, g) for g in groups])
+
+    found = {}
+    for steps in (problem.steps, problem.steps // 2):
+        found[f"{steps} steps"] = cost(steps, Gaussian)
+        found[f"{steps}, both ends"] = cost(steps, BothEnds)
+    return {**found, f"{problem.steps // 2}, middle": cost(problem.steps // 2, Midpoint)}
+
+
 def _cost(problem: Problem, group: Group) -> float:
     means = record(problem, group)["means"].values()
     error = sum((m["value"] - m["truth"]) ** 2 / m["variance"] for m in means) / len(means)
@@ -310,10 +398,20 @@ DRIFT = (
 )
 
 
-def plain_table(trial: Any, names: Sequence[str]) -> str:
+SECOND = (
+    "tempering isotropic d=16 beta=3",
+    "tempering isotropic d=32 beta=2",
+    "tempering stiff d=16 beta=2",
+    "20d tempering",
+    "20d-stiff composition",
+    "2d guidance",
+)
+
+
+def plain_table(trial: Any, names: Sequence[str], rows: int = SMALLER) -> str:
     made = {name: trial(chosen(name), seed=0) for name in names}
     header = list(next(iter(made.values())))
-    note = f"{FEWER} replicates of {SMALLER:,} rows each with the pilot."
+    note = f"{FEWER} replicates of {rows:,} rows each with the pilot."
     return markdown(["problem", *header], [[n, *map(_stated, of.values())] for n, of in made.items()]) + f"\n\n{note}"
 
 
@@ -325,6 +423,7 @@ TRIALS = {
     "exchange": ("trials", exchange_table),
     "joined": ("trials joined", lambda: plain_table(joined, JOINED)),
     "drift": ("trials drift", lambda: plain_table(drift, DRIFT)),
+    "second": ("trials second", lambda: plain_table(second, SECOND, BUDGET)),
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trials: replicas that are dealt anew to chains, a sweep above one level, and a drift that is fitted by a pilot."""
+"""Trials: replicas that are dealt anew to chains, a sweep above one level, a fitted drift, ratios from both ends."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import torch
 
 import crepe_diffusion as cd
 from checks import refuted
+from crepe_diffusion.evaluate import Evaluator
+from crepe_diffusion.paths import walk
+from crepe_diffusion.processes import Gaussian
 from studies.battery.problems import black_box, tokens
-from studies.battery.trials import CHAINS, Joined, Steered, dealt, swept
+from studies.battery.trials import CHAINS, BothEnds, Joined, Steered, dealt, swept
 
 
 def test_dealing_moves_replicas_between_chains_of_a_group_and_not_between_levels():
@@ -70,3 +73,21 @@ def test_the_fitted_drift_is_the_missing_part_of_the_score():
     check(0, shrink, -(shrink**2))
     check(1, 0.0, 0.0)
     refuted(check, 1, shrink, -(shrink**2))
+
+
+def test_ratios_from_both_ends_find_the_width_of_gaussian_data():
+    """They are exact with a variance that was measured wrongly, in both directions."""
+    model = cd.models.GaussianMixture([1.0], [[0.5, -1.0, 2.0]], [0.7])
+    times = cd.ladder.karras(4, 0.1, 3.0)
+    x, index = 2 * cd.Stream(5).normal((8, 3)), torch.arange(8) % 2 + 1
+    direction = torch.arange(8) // 2 % 2 * 2 - 1
+
+    def check(process: Gaussian) -> None:
+        evaluate = Evaluator(model**2.0, times, process, cd.Proposal())
+        start, end = times.times[index], times.times[index + direction]
+        path = walk(evaluate, x, evaluate(x, start), index, direction, 1, cd.Stream(6))
+        ratio = -direction * (model.log_prob(path.x, end) - model.log_prob(x, start))
+        torch.testing.assert_close(path.models[0], ratio, atol=1e-9, rtol=0)
+
+    check(BothEnds(variance=0.8))
+    refuted(check, Gaussian(variance=0.8))
