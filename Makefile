@@ -17,8 +17,8 @@ $(READY): pyproject.toml studies/pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY) ## control a small analytic model and compare with the truth
-	$(RUN).minibatch
 	$(BIN)/crepe-diffusion run mixture-tilt
+	$(RUN).minibatch
 
 plan: $(READY) ## plan a way through a maze, with pictures and a report
 	rm -rf results/maze-plan

@@ -65,6 +65,8 @@ def _compare(given: argparse.Namespace) -> None:
     if given.write and given.held_out is None:
         found = compare.kept(PAGE.parent, found)
     made = {"": compare.table(found), " summary": compare.summary(found), " forecasts": compare.forecasts(found)}
+    if given.hard and given.held_out is None and any(r["budget"] == given.hard for r in records):
+        made[" signed"] = compare.signed(records, given.hard)
     print("\n\n".join(made.values()))
     compare.figure(found, given.out / "compare.png")
     print(f"Figure: {given.out / 'compare.png'}")

@@ -22,7 +22,20 @@ from studies.battery.records import Record
 from studies.shared.pages import markdown
 from studies.shared.results import Results
 
-__all__ = ["DEFAULT", "METHODS", "SMC", "Cost", "arrivals", "costs", "figure", "forecasts", "kept", "summary", "table"]
+__all__ = [
+    "DEFAULT",
+    "METHODS",
+    "SMC",
+    "Cost",
+    "arrivals",
+    "costs",
+    "figure",
+    "forecasts",
+    "kept",
+    "signed",
+    "summary",
+    "table",
+]
 
 SMC = "SMC, small pilot"
 METHODS = (SMC, "particle Gibbs", "exchange, few chains", "cd.sample")
@@ -251,6 +264,28 @@ def arrivals(found: Sequence[Cost], budget: int) -> str:
             ratio = f"{p.ratio:.1f} ± {p.spread:.1f}"
             rows.append([p.own.problem, f"{budget:,}", ratio, f"{mean:.1f}", f"{p.ratio / mean:.1f}"])
     return markdown(["problem", "rows", "cost / SMC", "walks per arrival", "ratio of both"], rows)
+
+
+def signed(records: Sequence[Record], budget: int) -> str:
+    """Mean errors of each set-up with this budget: of the first scalar, in standard deviations, and of log Z.
+
+    An error that all replicates of a set-up share is a bias: of the size of the steps, or of what was measured for it.
+    """
+    rows = []
+    for problem, method, seed in dict.fromkeys((r["problem"], r["method"], r["seed"]) for r in records):
+        own = [
+            r for r in records if (r["problem"], r["method"], r["seed"], r["budget"]) == (problem, method, seed, budget)
+        ]
+        if len(own) > 1 and own[0]["means"]:
+            name = next(iter(own[0]["means"]))
+            means = [(m["value"] - m["truth"]) / m["variance"] ** 0.5 for r in own for m in (r["means"][name],)]
+            log_z = [r["log_z"]["value"] - r["log_z"]["truth"] for r in own if r["log_z"]]
+            rows.append([problem, method, seed, len(own), name, *(_mean(v) if v else "-" for v in (means, log_z))])
+    return markdown(["problem", "method", "set-up", "replicates", "scalar", "error / sd", "error of log Z"], rows)
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{np.mean(values):+.4f} ± {np.std(values, ddof=1) / np.sqrt(len(values)):.4f}"
 
 
 def figure(found: Sequence[Cost], path: Path) -> None:

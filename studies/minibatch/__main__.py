@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Results(options.out).save("results", record)
     figure(record, study.truth, options.out / "minibatch.png")
     console.print(f"Figure: {options.out / 'minibatch.png'}")
-    console.print(f"\ncd.sample(target, ladder): {study.choice}\n", highlight=False)
     console.print(f"Report of the CREPE run: {write_report(cd.read_run(folder), folder / 'report.html')}")
+    console.print(f"\ncd.sample(target, ladder): {study.choice}", highlight=False)
     if options.write_docs:
         Results(HERE).save("results", record)
         write(record, HERE)

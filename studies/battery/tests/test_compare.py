@@ -47,6 +47,15 @@ def test_a_run_that_broke_off_has_found_nothing():
     assert not cost.works
 
 
+def test_signed_errors_are_means_of_each_set_up():
+    log_z = {"log_z": {"value": 1.5, "truth": 1.0}}
+    runs = [{**run("a", d), "seed": seed, **log_z} for seed, d in ((0, 0.1), (0, 0.3), (1, -0.2), (1, -0.4))]
+    text = compare.signed(runs, 1000)
+    assert f"| {PROBLEM} | a | 0 | 2 | a | +0.2000 ± 0.1000 | +0.5000 ± 0.0000 |" in text
+    assert f"| {PROBLEM} | a | 1 | 2 | a | -0.3000 ± 0.1000 | +0.5000 ± 0.0000 |" in text
+    assert PROBLEM not in compare.signed(runs, 2000)
+
+
 def test_marks_are_judged_against_the_best_of_the_others(tmp_path: Path):
     runs = [run(compare.SMC, d) for d in (0.1, -0.1)] + [run("particle Gibbs", d) for d in (0.13, -0.13)]
     runs += [run("exchange, few chains", d) for d in (0.3, -0.3)] + [run("cd.sample", d) for d in (0.11, -0.11)]
