@@ -91,7 +91,7 @@ def run_judges(options: argparse.Namespace) -> None:
     sentiment, perplexity = judges.Sentiment(options.data), judges.Perplexity(options.data)
     if options.rotten.exists() and "reference" not in results:
         held_out = text.read_corpus(options.rotten, None)["held out"]
-        results.save("reference", strengths.reference(held_out, tokenizer, sentiment, perplexity))
+        results.save("reference", strengths.reference(held_out, sentiment, perplexity))
         print(results["reference"], flush=True)
     for name in strengths.judge(results, tokenizer, sentiment, perplexity):
         print(name, flush=True)
@@ -154,7 +154,7 @@ def main() -> None:
     command.add_argument("--label", choices=model.LABELS, help="without it the prompt guides")
     command.add_argument("--strength", type=float, default=1.4)
     command.add_argument("--prompt", default="", help="words that the sentences begin with")
-    command.add_argument("--free", type=int, default=strengths.N_FREE, help="tokens that are drawn")
+    command.add_argument("--free", type=int, default=strengths.N_FREE, help="words that are drawn")
     command.add_argument("--n", type=int, default=8, help="sentences")
     command.set_defaults(run=write)
     command = commands.add_parser("published", help="the same with SEDD-medium or MDLM, where they can be downloaded")
@@ -166,7 +166,7 @@ def main() -> None:
     command.add_argument("--n", type=int, default=8, help="texts")
     command.set_defaults(run=run_published)
     command = commands.add_parser("network", help="target times proposal strengths on the network")
-    command.add_argument("--cells", type=int, default=7, help="how many of the 16 cells, the most telling first")
+    command.add_argument("--cells", type=int, default=16, help="how many of the 16 cells, the most telling first")
     command.add_argument("--seeds", type=int, default=1)
     command.add_argument("--only", choices=model.LABELS, help="sentences of one label")
     command.add_argument("--chains", action="store_true", help="also the long chains of the running averages")

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn.functional import pad
 
 import crepe_diffusion as cd
 from crepe_diffusion.run import publish
@@ -30,12 +31,14 @@ __all__ = [
     "label_nats",
     "load_network",
     "make_prompt",
+    "row_nats",
     "ship",
     "train_network",
+    "word_nats",
 ]
 
 LABELS = ("negative", "positive")
-SETTINGS = Settings(n_steps=5_000, batch=32, rate=2.5e-3, warm_up=300, average=0.998)
+SETTINGS = Settings(n_steps=8_000, batch=32, rate=2e-3, warm_up=300, average=0.999)
 EVERY = 200
 """Steps between two checkpoints."""
 WEIGHTS = Path(__file__).parent / "weights" / "sentences.safetensors"
@@ -47,6 +50,7 @@ def train_network(folder: Path, preset: str = "small", settings: Settings = SETT
     sizes = PRESETS[preset]
     torch.manual_seed(settings.seed)
     network = Transformer(sizes)
+    network.begin_with(rows["train"].long())
     loss = MaskedLoss(sizes.vocabulary, sizes.n_labels)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:
@@ -67,8 +71,10 @@ def ship(folder: Path, out: Path = WEIGHTS) -> dict[str, float]:
     save_tensors(out, {name: value.half() for name, value in tensors.items()}, about)
     publish(out.with_name(text.TOKENIZER.name), (folder / text.TOKENIZER.name).read_bytes())
     line: dict[str, float] = json.loads(about["log"])
-    nats = label_nats(load_network(out), torch.from_numpy(Results(folder).arrays("rows")["held_out"]).long())
-    return {**line, "label, nats": float(nats.mean()), "label, share right": float((nats > 0).double().mean())}
+    network, rows = load_network(out), torch.from_numpy(Results(folder).arrays("rows")["held_out"]).long()
+    nats = label_nats(network, rows)
+    found = {"label, nats": float(nats.mean()), "label, share right": float((nats > 0).double().mean())}
+    return {**line, "rows": len(rows), "nats per word": word_nats(network, rows), **found}
 
 
 def load_network(path: Path = WEIGHTS) -> Transformer:
@@ -80,31 +86,43 @@ def load_network(path: Path = WEIGHTS) -> Transformer:
 
 
 @torch.no_grad()
-def label_nats(network: Transformer, rows: Tensor, n: int = 8, seed: int = 0) -> Tensor:
-    """How many nats more likely each row (tokens, label) is with its own label than with the other one, (rows,).
+def row_nats(network: Transformer, x: Tensor, label: Tensor, n: int = 8, seed: int = 0) -> Tensor:
+    """The bound on `-log p(x | label)` that the network is trained on, (rows,): the mean of `n` sets of hidden places.
 
-    The mean of the bound that the network is trained on over `n` sets of hidden positions, the same for both labels.
+    Unknown words are not counted. The same seed hides the same places, so that differences are less noisy.
     """
-    x, label = rows[:, :-1], rows[:, -1]
     generator, mask = torch.Generator().manual_seed(seed), network.sizes.vocabulary
     total = torch.zeros(len(x), dtype=torch.float64)
     for _ in range(n):
         hidden = hide((x.shape[0], x.shape[1]), generator)
         hidden = hidden[torch.randperm(len(x), generator=generator)]  # later rows have more hidden: not always the same
-        seen = x.masked_fill(hidden, mask)
-        other, own = (
-            torch.nn.functional.cross_entropy(network.logits(seen, at, hidden), x[hidden], reduction="none")
-            for at in (1 - label, label)
-        )
-        row = hidden.nonzero()[:, 0]
-        total.index_add_(0, row, ((other - own) * (x.shape[1] / hidden.sum(1))[row]).double())
+        asked = hidden & (x != mask)
+        logits = network.logits(x.masked_fill(hidden, mask), label, asked)
+        each = torch.nn.functional.cross_entropy(logits, x[asked], reduction="none")
+        row = asked.nonzero()[:, 0]
+        total.index_add_(0, row, (each * (x.shape[1] / hidden.sum(1))[row]).double())
     return total / n
+
+
+def label_nats(network: Transformer, rows: Tensor, n: int = 8) -> Tensor:
+    """How many nats more likely each row (tokens, label) is with its own label than with the other one, (rows,)."""
+    x, label = rows[:, :-1], rows[:, -1]
+    return row_nats(network, x, 1 - label, n) - row_nats(network, x, label, n)
+
+
+def word_nats(network: Transformer, rows: Tensor, n: int = 8) -> float:
+    """Nats per word of rows (tokens, label) given their labels, with what it costs that a sentence ends; rows with
+    unknown words are left out."""
+    known = rows[(rows[:, :-1] < network.sizes.vocabulary).all(1)]
+    x = known[:, :-1]
+    return float(row_nats(network, x, known[:, -1], n).sum() / (x != text.PAD).sum())
 
 
 class Reader(torch.nn.Module):
     """The network as a function of (tokens, t, (label, hidden)): what stands at hidden positions is not shown to it.
 
-    Log-probabilities are computed at masked positions alone, since no kernel looks elsewhere; there they are uniform.
+    Rows may be shorter than the network's: what is behind them is padding. Log-probabilities are computed at masked
+    positions alone, since no kernel looks elsewhere; there they are uniform.
     """
 
     def __init__(self, network: Transformer):
@@ -113,10 +131,10 @@ class Reader(torch.nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, condition: tuple[Tensor, Tensor]) -> Tensor:
         label, hidden = condition
-        mask = self.network.sizes.vocabulary
-        asked = x == mask
+        mask, behind = self.network.sizes.vocabulary, (0, self.network.sizes.length - x.shape[1])
+        asked, seen = x == mask, pad(x.masked_fill(hidden, mask), behind, value=text.PAD)
         log_p = torch.full((*x.shape, mask), -math.log(mask))
-        log_p[asked] = self.network.logits(x.masked_fill(hidden, mask), label, asked).log_softmax(-1)
+        log_p[asked] = self.network.logits(seen, label, pad(asked, behind)).log_softmax(-1)
         return log_p
 
 
@@ -124,32 +142,30 @@ def conditional(
     network: Transformer, label: int | None, prompt: Tensor | None = None, hidden: Tensor | None = None
 ) -> cd.models.TokenModel:
     """The law of sentences with this label (None: of all sentences), that have the tokens of the prompt where it is not
-    -1. The network does not see the prompt where `hidden` is true: the partner of guidance by a prompt."""
+    -1, and end where it does. The network does not see the prompt where `hidden` is true: the partner of guidance by a
+    prompt."""
     sizes = network.sizes
+    length = sizes.length if prompt is None else len(prompt)
     if label is not None and label not in range(sizes.n_labels):
         raise cd.InputError(f"label must be one of {', '.join(LABELS)}, or None, got {label!r}")
     condition = (
         torch.tensor(sizes.n_labels if label is None else label),
-        torch.zeros(sizes.length, dtype=torch.bool) if hidden is None else hidden,
+        torch.zeros(length, dtype=torch.bool) if hidden is None else hidden,
     )
     return cd.models.TokenModel(
-        Reader(network), (sizes.length,), sizes.vocabulary, condition=condition, prompt=prompt, network=network
+        Reader(network), (length,), sizes.vocabulary, condition=condition, prompt=prompt, network=network
     )
 
 
-def make_prompt(tokenizer: Tokenizer, words: str = "", n_free: int = 16, length: int = text.LENGTH) -> Tensor:
-    """A prompt (length,): the words, then `n_free` free positions (-1), then padding, so that a sentence ends there.
-
-    The words and what is free must fit into the model.
-    """
+def make_prompt(tokenizer: Tokenizer, words: str = "", n_free: int = 12, length: int = text.LENGTH) -> Tensor:
+    """A prompt: the words, then `n_free` free positions (-1), which must fit into the model."""
     said = text.encode(tokenizer, words, length) if words else []
     if len(said) + n_free > length:
         raise cd.InputError(
             f"{words!r} has {len(said)} tokens and {n_free} are to be drawn, but the model takes {length}: shorten the"
             f" prompt, or draw at most {length - len(said)}"
         )
-    rest = length - len(said) - n_free
-    return torch.tensor([*said, *[-1] * n_free, *[text.PAD] * rest])
+    return torch.tensor([*said, *[-1] * n_free])
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from studies.shared.results import Results
 __all__ = ["draw"]
 
 COLOURS = dict(zip(METHOD_NAMES, ("#888888", "#4477aa", "#228833", "#cc3311"), strict=True))
+SHIFTS = dict(zip(METHOD_NAMES, (-0.009, -0.003, 0.003, 0.009), strict=True))
 NAMES = {"replica exchange": "replica exchange (CREPE)", "plain": "plain guidance", "SMC": "SMC, batches of 50"}
 
 
@@ -54,8 +55,11 @@ def _sweep(results: Results) -> Figure | None:
             drawn = True
             label = NAMES.get(method, method) + ("" if own else ", proposal 1.0")
             for axis, key in zip(axes, ("accuracy", "perplexity"), strict=True):
-                values = [s[key][-1] for _, s in there]
-                axis.plot([w for w, _ in there], values, style, color=COLOURS[method], label=label, ms=4, lw=1.3)
+                values, errors = ([s[k] for _, s in there] for k in (key, f"{key} error"))
+                at = [w + SHIFTS[method] for w, _ in there]
+                axis.errorbar(
+                    at, values, errors, fmt=style, color=COLOURS[method], label=label, ms=4, lw=1.3, elinewidth=0.7
+                )
     for axis in axes:
         axis.set_xlabel("strength of the target")
         axis.set_xticks(STRENGTHS)

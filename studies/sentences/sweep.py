@@ -108,28 +108,24 @@ def _plain(problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_grou
     return groups, out.evaluations.rows / 2 / n_groups
 
 
-def _smc(counted: bool) -> Method:
-    def run(problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_groups: int) -> tuple[list[Group], float]:
-        particles, length = 50, problem.length
-        batches = max(1, rows // (length + 1) // particles)
-        process = masked(problem)
-        sampler = cd.SMC(
-            problem.target,
-            cd.ladder.linear(length + 1),
-            n_particles=particles,
-            n_batches=n_groups * batches,
-            process=process.counted() if counted else process,
-            proposal=proposal,
-            seed=seed,
-        )
-        out = sampler.sample(progress=False)
-        groups = []
-        for g in range(n_groups):
-            part = out.of_batches(range(g * batches, (g + 1) * batches))
-            groups.append(Group(part.x, part.weights, part.log_z.value, part.verdict().level))
-        return groups, out.evaluations.rows / 2 / n_groups
-
-    return run
+def _smc(problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_groups: int) -> tuple[list[Group], float]:
+    particles, length = 50, problem.length
+    batches = max(1, rows // (length + 1) // particles)
+    sampler = cd.SMC(
+        problem.target,
+        cd.ladder.linear(length + 1),
+        n_particles=particles,
+        n_batches=n_groups * batches,
+        process=masked(problem).counted(),
+        proposal=proposal,
+        seed=seed,
+    )
+    out = sampler.sample(progress=False)
+    groups = []
+    for g in range(n_groups):
+        part = out.of_batches(range(g * batches, (g + 1) * batches))
+        groups.append(Group(part.x, part.weights, part.log_z.value, part.verdict().level))
+    return groups, out.evaluations.rows / 2 / n_groups
 
 
 def _gibbs(problem: Problem, proposal: cd.Proposal, rows: int, seed: int, n_groups: int) -> tuple[list[Group], float]:
@@ -180,8 +176,7 @@ def _exchange(
 
 METHODS: dict[str, Method] = {
     "plain": _plain,
-    "SMC, coins": _smc(counted=False),
-    "SMC": _smc(counted=True),
+    "SMC": _smc,
     "particle Gibbs": _gibbs,
     "replica exchange": _exchange,
 }

@@ -70,57 +70,77 @@ def paper(results: Results) -> str | None:
     return markdown([*header, "acceptance (least)", "verdicts"], rows) if rows else None
 
 
-def _runs(results: Results, target: float, proposal: float, method: str) -> list[list[dict[str, Any]]]:
-    """Judged runs of a cell, by label."""
-    found: list[list[dict[str, Any]]] = [[], []]
+def _runs(results: Results, target: float, proposal: float, method: str) -> dict[str, dict[str, Any]]:
+    """Judged runs of a cell, by label and seed."""
     names = results.names(f"net-{target:g}-{proposal:g}-{method.replace(' ', '-')}-*")
-    for record in map(results.__getitem__, names):
-        if "texts" in record:
-            found[record["label"]].append(record)
-    return found
+    return {name.split(method.replace(" ", "-"))[-1]: results[name] for name in names if "texts" in results[name]}
 
 
 def summary(results: Results, target: float, proposal: float, method: str) -> dict[str, Any] | None:
-    """What was judged of a cell: accuracy and perplexity of each label that is there, then of both together."""
-    by_label = [records for records in _runs(results, target, proposal, method) if records]
-    runs = [record for records in by_label for record in records]
+    """Accuracy and perplexity of the judged draws of a cell, each with its error, and the verdicts on its runs.
+
+    Errors are those of as many independent texts as there are different ones.
+    """
+    runs = list(_runs(results, target, proposal, method).values())
     if not runs:
         return None
-
-    def pool(records: list[dict[str, Any]], name: str) -> list[Any]:
-        return [v for record in records for v in record[name]]
-
-    parts = [*by_label, runs]
+    right, nats, tokens, texts = (
+        np.array([v for r in runs for v in r[k]]) for k in ("right", "nats", "tokens", "texts")
+    )
+    different = len(set(texts)) / len(texts)
+    accuracy, rate = right.mean(), nats.sum() / tokens.sum()
+    scatter = (nats - rate * tokens).std() / tokens.mean()
     return {
-        "accuracy": [float(np.mean(pool(records, "right"))) for records in parts],
-        "perplexity": [perplexity_of(pool(records, "nats"), pool(records, "tokens")) for records in parts],
-        "words": float(np.mean([len(t.split()) for t in pool(runs, "texts")])),
-        "distinct": np.mean([record["distinct"] for record in runs], 0).tolist(),
-        "self-bleu": float(np.mean([record["self-bleu"] for record in runs])),
-        "rows": float(np.mean([record["rows"] for record in runs])),
-        "verdicts": [record["verdict"] for record in runs],
+        "accuracy": float(accuracy),
+        "accuracy error": math.sqrt(accuracy * (1 - accuracy) / (len(right) * different)),
+        "perplexity": math.exp(rate),
+        "perplexity error": math.exp(rate) * scatter / math.sqrt(len(nats) * different),
+        "verdicts": [run["verdict"] for run in runs],
     }
 
 
-def _with_parts(values: list[float], form: str) -> str:
-    """Of all, and in brackets of each label if there are two."""
-    *each, both = (format(v, form) for v in values)
-    return f"{both} ({' / '.join(each)})" if len(each) > 1 else both
-
-
 def network(results: Results) -> str | None:
-    """The sweep on the network; in brackets negative and positive sentences apart."""
+    """The sweep on the network: accuracy and perplexity of each method, and verdicts on two of them."""
     rows = []
-    for target, proposal in CELLS:
-        for method in METHOD_NAMES:
-            found = summary(results, target, proposal, method)
-            if found:
-                rows.append([f"{target:g}, {proposal:g}", method, _with_parts(found["accuracy"], ".2f")])
-                rows[-1] += [_with_parts(found["perplexity"], ",.0f"), f"{found['words']:.1f}"]
-                rows[-1] += [f"{found['distinct'][1]:.2f}", f"{found['self-bleu']:.2f}", f"{found['rows']:,.0f}"]
-                rows[-1] += [_level(found["verdicts"])]
-    header = ["target, proposal", "method", "accuracy", "perplexity", "words", "distinct-2", "self-BLEU", "rows"]
-    return markdown([*header, "verdicts"], rows) if rows else None
+    for target, proposal in sorted(CELLS):
+        found = {method: summary(results, target, proposal, method) for method in METHOD_NAMES}
+        if any(found.values()):
+            rows.append([f"{target:g}, {proposal:g}"])
+            for one in found.values():
+                accuracy = one and f"{one['accuracy']:.2f} ± {one['accuracy error']:.2f}"
+                rows[-1].append(
+                    f"{accuracy}, {one['perplexity']:,.0f} ± {one['perplexity error']:,.0f}" if one else "–"
+                )
+    return markdown(["target, proposal", *METHOD_NAMES], rows) if rows else None
+
+
+def methods(results: Results) -> str | None:
+    """Every method against SMC of the same cell and seed, over all cells; then diversity and verdicts of its runs."""
+    rows = []
+    for method in METHOD_NAMES:
+        pairs, runs = [], []
+        for cell in CELLS:
+            other = _runs(results, *cell, "SMC")
+            for key, run in _runs(results, *cell, method).items():
+                runs.append(run)
+                if key in other and method != "SMC":
+                    both = (run, other[key])
+                    accuracy, log_perplexity = (
+                        [np.mean(r["right"]) for r in both],
+                        [sum(r["nats"]) / sum(r["tokens"]) for r in both],
+                    )
+                    pairs.append((accuracy[0] - accuracy[1], log_perplexity[0] - log_perplexity[1]))
+        if runs:
+            against = [_mean([float(v) for v in values], 2) for values in zip(*pairs, strict=True)] or ["–", "–"]
+            words, different = (
+                np.mean([len(t.split()) for r in runs for t in r["texts"]]),
+                np.mean([len(set(r["texts"])) for r in runs]),
+            )
+            rows.append([method, len(runs), *(against if len(pairs) > 1 else ["–", "–"]), f"{words:.1f}"])
+            rows[-1] += [f"{different:.0f}", f"{np.mean([r['distinct'][1] for r in runs]):.2f}"]
+            rows[-1] += [f"{np.mean([r['self-bleu'] for r in runs]):.2f}", _level([r["verdict"] for r in runs])]
+    header = ["method", "runs", "accuracy - that of SMC", "log perplexity - that of SMC", "words", "different texts"]
+    return markdown([*header, "distinct-2", "self-BLEU", "verdicts"], rows) if rows else None
 
 
 def chains(results: Results) -> str | None:
@@ -144,5 +164,5 @@ def chains(results: Results) -> str | None:
 
 def fill_page(page: Path, results: Results) -> Path:
     found = {"mixture": twin(results, "mixture"), "own": twin(results, "own"), "paper": paper(results)}
-    found |= {"network": network(results), "chains": chains(results)}
+    found |= {"network": network(results), "methods": methods(results), "chains": chains(results)}
     return fill(page, {name: table for name, table in found.items() if table is not None})

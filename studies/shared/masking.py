@@ -35,7 +35,8 @@ def hide(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
 class MaskedLoss:
     """The loss of a network `logits(x, label, where)`, which gives (hidden positions, V) where `where` is true.
 
-    Tokens are `0 .. mask - 1`, labels `0 .. no_label - 1`; `dropped` is the share of labels that is taken away.
+    Tokens are `0 .. mask - 1`, labels `0 .. no_label - 1`; `dropped` is the share of labels that is taken away. A place
+    that has the mask in the data itself is unknown: it is never shown, and nothing is asked of it.
     """
 
     mask: int
@@ -49,9 +50,10 @@ class MaskedLoss:
 
     def at(self, network: nn.Module, x: Tensor, label: Tensor, hidden: Tensor) -> Tensor:
         """The mean over rows of the mean over their hidden positions."""
-        logits = network.logits(x.masked_fill(hidden, self.mask), label, hidden)  # type: ignore[operator]
-        each = nn.functional.cross_entropy(logits, x[hidden], reduction="none")
-        weight = (1 / hidden.sum(1)).repeat_interleave(hidden.sum(1))
+        asked = hidden & (x != self.mask)
+        logits = network.logits(x.masked_fill(hidden, self.mask), label, asked)  # type: ignore[operator]
+        each = nn.functional.cross_entropy(logits, x[asked], reduction="none")
+        weight = (1 / hidden.sum(1)).repeat_interleave(asked.sum(1))
         return (each * weight).sum() / len(x)
 
 

@@ -58,7 +58,7 @@ def test_nothing_held_out_is_trained_on(tmp_path):
 
 def test_tokens_and_back(tmp_path):
     corpus = write_corpus(tmp_path)
-    tokenizer = text.make_tokenizer((s for s, _ in corpus["train"]), vocabulary=80)
+    tokenizer = text.make_tokenizer((s for s, _ in corpus["train"]), vocabulary=19)
     rows = text.make_rows(tokenizer, corpus["train"], length=20)
     assert len(rows) == len(corpus["train"])
     assert text.decode(tokenizer, rows[0, :-1]) == corpus["train"][0][0]
@@ -104,6 +104,52 @@ def test_the_loss_of_independent_tokens_is_their_entropy():
     log_p = (2 * torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(1))).log_softmax(-1)
     check_loss(log_p, Independent(log_p))
     refuted(check_loss, log_p, Independent(log_p.roll(1, dims=1)))
+
+
+def test_unknown_places_are_neither_shown_nor_asked():
+    log_p = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
+    x, hidden = torch.tensor([[0, 5, 2, 3]]), torch.tensor([[True, True, False, True]])
+    found = MaskedLoss(mask=5, no_label=1).at(Independent(log_p), x, torch.tensor([0]), hidden)
+    assert_close(found, -(log_p[0, 0, 0] + log_p[0, 3, 3]) / 3)
+
+
+def test_biases_begin_at_the_frequencies_of_the_label():
+    """Token 1 stands in six of eight places with label 0 and in two of eight with label 1; token 60 is unknown."""
+    net = network.Transformer(TINY)
+    rows = torch.tensor([[1, 1, 1, 2, 0], [1, 1, 1, 2, 0], [1, 2, 2, 2, 1], [1, 2, 60, 2, 1], [2, 60, 60, 60, 1]])
+    net.begin_with(rows, smoothing=1e-9)
+    share = net.bias.detach().exp()[:, 1:3]
+    assert_close(share[0, 0] / share[0, 1] / (share[1, 0] / share[1, 1]), torch.tensor(3.0 * 3.0))
+    net.begin_with(rows, smoothing=1e9)
+    assert_close(net.bias[0], net.bias[2])
+
+
+LIKED = [
+    "a funny , moving and beautiful film .",
+    "one of the best films of the year",
+    "the performances are great",
+    "a charming and often touching love story",
+]
+DISLIKED = [
+    "a dull , stupid and boring mess .",
+    "one of the worst films of the year",
+    "the plot is bad and the jokes are not funny",
+    "it's too long and never as funny as it thinks it is",
+]
+
+
+def test_the_shipped_network_has_learned_its_labels():
+    net, tokenizer = model.load_network(), text.load_tokenizer()
+    rows = text.make_rows(tokenizer, [(s, 1) for s in LIKED] + [(s, 0) for s in DISLIKED])
+    assert len(rows) == len(LIKED) + len(DISLIKED)
+
+    def check(rows):
+        nats = model.label_nats(net, rows)
+        assert int((nats > 0).sum()) >= 7, nats
+        assert float(nats.mean()) > 1, nats
+
+    check(rows)
+    refuted(check, torch.cat([rows[:, :-1], rows[:, -1:].roll(2, 0)], 1))  # half of the labels are wrong
 
 
 def test_what_stands_beside_a_mask_is_seen():

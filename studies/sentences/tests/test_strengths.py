@@ -42,6 +42,10 @@ def test_the_reader_is_the_network_where_it_is_asked():
     net = sharp_network()
     hidden = torch.tensor([True, False, False, False, False, False])
     check_reader(model.Reader(net), net, hidden)
+    x, label = torch.tensor([[1, 12, 3], [12, 12, 5]]), torch.tensor([0, 1])
+    found = model.Reader(net)(x, torch.ones(2), (label, torch.zeros(2, 3, dtype=torch.bool)))
+    wanted = net(torch.cat([x, torch.zeros_like(x)], 1), torch.ones(2), label)[:, :3]  # a short row ends in padding
+    assert_close(found[x == 12], wanted[x == 12])
     refuted(check_reader, lambda x, t, c: model.Reader(net)(x, t, (c[0], ~c[1])), net, hidden)
     refuted(check_reader, lambda x, t, c: model.Reader(net)(x, t, (1 - c[0], c[1])), net, hidden)
 
@@ -78,12 +82,12 @@ def test_a_label_guides_and_so_does_a_prompt(label):
 def test_bad_prompts_and_labels():
     tokenizer = text.load_tokenizer()
     with pytest.raises(
-        cd.InputError, match=r"has 3 tokens and 30 are to be drawn, but the model takes 32: .* at most 29"
+        cd.InputError, match=r"has 3 tokens and 15 are to be drawn, but the model takes 16: .* at most 13"
     ):
-        model.make_prompt(tokenizer, "the film is", 30)
-    with pytest.raises(cd.InputError, match="the model takes 32 at most: shorten it"):
+        model.make_prompt(tokenizer, "the film is", 15)
+    with pytest.raises(cd.InputError, match="the model takes 16 at most: shorten it"):
         model.make_prompt(tokenizer, "the film is " * 20)
-    with pytest.raises(cd.InputError, match="is not in the vocabulary: write it in plain letters"):
+    with pytest.raises(cd.InputError, match="is not in the vocabulary of 4,095 words: use another"):
         model.make_prompt(tokenizer, "the film is \N{SNOWMAN}")
     net, prompt = sharp_network(), torch.tensor([3, 1, 4, 1, -1, 0])
     with pytest.raises(cd.InputError, match="label must be one of negative, positive, or None, got 2"):
@@ -199,7 +203,7 @@ def test_diversity_by_hand():
 def test_a_tiny_sweep_from_runs_to_figures(tmp_path):
     """Corrected methods have the same accuracy, which a fake judge reads off the tokens."""
     net, results = sharp_network(), Results(tmp_path)
-    tokenizer = text.make_tokenizer(["abcdefghij"] * 3, vocabulary=12)
+    tokenizer = text.make_tokenizer(["a b c d e f g h i j k"], vocabulary=12)
     cells = [(1.4, 1.4), (1.8, 1.8)]
     assert [u.method for u in strengths.units([(1.0, 1.0)], [0])] == ["plain"] * 2
     assert strengths.methods_of(1.4, 1.0) == strengths.METHOD_NAMES[1:]
@@ -222,11 +226,12 @@ def test_a_tiny_sweep_from_runs_to_figures(tmp_path):
     for cell in cells:
         found = {m: tables.summary(results, *cell, m) for m in strengths.methods_of(*cell)}
         for record in found.values():
-            assert math.isclose(record["perplexity"][-1], math.exp(2))
-            assert abs(record["accuracy"][-1] - found["SMC"]["accuracy"][-1]) < 0.25
-    assert tables.network(results).count("| 1.4, 1.4 |") == 4
+            assert math.isclose(record["perplexity"], math.exp(2))
+            assert abs(record["accuracy"] - found["SMC"]["accuracy"]) < 0.25
+    assert tables.network(results).count("| 1.4, 1.4 |") == 1
+    assert "| replica exchange | 4 |" in tables.methods(results)  # two cells, two labels
     assert "| 1.4, 1 |" in tables.chains(results)
     assert [p.name for p in pictures.draw(results, tmp_path)] == ["sweep.png", "running.png"]
-    held_out = [("abc", 1), ("jih", 0), ("aaa", 1)]
-    assert strengths.reference(held_out, tokenizer, sentiment, perplexity)["accuracy"] == 1.0
+    held_out = [("a b c", 1), ("j i h", 0), ("a a a", 1)]
+    assert strengths.reference(held_out, sentiment, perplexity)["accuracy"] == 1.0
     assert sweep.METHODS.keys() >= set(strengths.METHOD_NAMES)
