@@ -13,7 +13,7 @@ from checks import assert_mean, refuted
 from crepe_diffusion.diagnostics import Estimate, RunData
 from crepe_diffusion.diagnostics.estimates import tours
 from crepe_diffusion.diagnostics.evidence import Evidence
-from crepe_diffusion.diagnostics.starting import METHODS, StartingPass
+from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, heaviest
 from crepe_diffusion.errors import InputError, StoppedError
 from crepe_diffusion.samplers.discretisation import Coupled, Doubling
 from crepe_diffusion.samplers.pilot import RESAMPLE_BELOW
@@ -293,6 +293,42 @@ def test_the_size_of_steps_is_seen_in_means(monkeypatch):
     refuted(seen)
 
 
+def test_log_z_of_smc_contains_what_particles_may_have_missed():
+    """A token of probability 1/500 has a tenth of the weight; of 640 particles one meets it, or none, or two."""
+    rare, share = 1 / 500, 0.1
+    p = cd.models.TokenTable(torch.tensor([1 - rare, rare], dtype=torch.float64))
+    reward = math.log(share / (1 - share) * (1 - rare) / rare)
+    log_z = math.log((1 - rare) / (1 - share))
+    target = p.tilt(lambda x: reward * x[:, 0, 1], guidance="none")
+    found = cd.pilot(target, cd.ladder.linear(n_levels=2), n=4000)
+    # 1,400 particles meet it 2.8 times, so all of it may be missed; 10,000 meet it 20 times.
+    assert found.summary.unseen(1400) == pytest.approx(share, abs=0.02)
+    assert found.summary.unseen(10_000) == pytest.approx(share * 3 / 20, abs=0.003)
+    assert StartingPass.from_state_dict(found.summary.state_dict()).unseen(1400) == found.summary.unseen(1400)
+    out = cd.SMC(target, pilot=found, n_particles=16, n_batches=40 * 40, seed=1).sample()
+    groups = [out.of_batches(range(40 * i, 40 * i + 40)) for i in range(40)]
+
+    def covers(runs: list[cd.samplers.Particles]) -> None:
+        intervals = [run.log_z.interval() for run in runs]
+        assert sum(low <= log_z <= high for low, high in intervals) >= 36
+
+    covers(groups)
+    refuted(covers, [replace(run, started_from=None) for run in groups])
+
+
+def test_the_heaviest_paths_of_a_lognormal_weight_hold_what_the_normal_law_says():
+    """Works `a x - a^2 / 2` with x ~ N(a, 1) in the target and N(0, 1) on the way down: tails of two normal laws."""
+    a, size = 2.0, 4000
+    x = torch.special.ndtri((torch.arange(size, dtype=torch.float64) + 0.5) / size) + a
+    works = torch.stack([0.1 * x, a * x - a * a / 2, 0.2 * x])  # the other steps are mild
+    equal = torch.full((3, size), -math.log(size), dtype=torch.float64)
+    share, weight = heaviest(equal, works)
+    known = torch.special.ndtr(a + torch.special.ndtri(share))
+    here = (share > 1e-4) & (share < 0.1)
+    assert float((weight - known)[here].abs().max()) < 0.01
+    assert float((share - known)[here].abs().max()) > 0.1
+
+
 def test_errors_contain_the_size_of_the_steps():
     found = cd.pilot(TARGET, LADDER, n=32, process=cd.processes.Gaussian(variance=0.6))
     size, shift = found.discretisation, found.summary.shift(second).value
@@ -308,7 +344,8 @@ def test_errors_contain_the_size_of_the_steps():
     smc = cd.SMC(TARGET, pilot=found, n_particles=8, n_batches=16)
     out, again = smc.sample(), cd.SMC(TARGET, LADDER, n_particles=8, n_batches=16, start=smc.snapshot())
     alone = replace(out, started_from=None)
-    assert out.log_z.error == pytest.approx(math.hypot(alone.log_z.error, size["down"].value))
+    parts = (alone.log_z.error, size["down"].value, found.summary.unseen(8 * 16))
+    assert out.log_z.error == pytest.approx(math.hypot(*parts))
     assert out.log_z.value == alone.log_z.value
     assert out.mean(second).error == pytest.approx(math.hypot(alone.mean(second).error, shift))
     assert out.ess(second) == alone.ess(second), "more draws do not help against large steps"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +18,13 @@ from crepe_diffusion.batches import called
 from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.errors import InputError
 
-__all__ = ["METHODS", "StartingPass", "by_eve", "clustered", "with_steps"]
+__all__ = ["METHODS", "StartingPass", "by_eve", "clustered", "heaviest", "with_steps"]
 
 METHODS = ("down", "up", "bar")
+# What is expected so often among independent draws is met by none of them with a probability of exp(-3) = 5 %.
+EXPECTED = 3
+# In place of an infinite work; its exponential is one.
+HUGE = 1e6
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class StartingPass:
 
     `eve` (n,) is the particle at the noise end from which each one descends. Relatives are one cluster, whatever their
     correlation. `log_z` has an estimate for each method, `discretisation` is the part of each that is due to the size
-    of the steps, to first order; `steps` (n,) is what double steps would add to the weight of each particle.
+    of the steps, to first order; `steps` (n,) is what double steps would add to the weight of each particle. `heavy`
+    (2, j) is what walks up showed of the heaviest paths: of walks down they are this share, of the weight that.
 
     >>> weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     >>> start = StartingPass(torch.arange(3.0), weights.log(), torch.tensor([0, 1, 1]), torch.zeros(3), {}, {}, 8, 51)
@@ -45,6 +50,12 @@ class StartingPass:
     discretisation: dict[str, Estimate]
     n_steps: int
     rows: int
+    heavy: Tensor = field(default_factory=lambda: torch.zeros(2, 0, dtype=torch.float64))
+
+    def unseen(self, n: int) -> float:
+        """The share of the weight that n walks down may well miss: paths that are expected three times or less."""
+        share, weight = self.heavy
+        return max(weight[share <= EXPECTED / n].tolist(), default=0.0)
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """The target's mean of a scalar, (n, *event) to (n,), with its standard error."""
@@ -77,6 +88,7 @@ class StartingPass:
             "steps": self.steps,
             "estimates": torch.tensor([(e.value, e.error, e.dof) for e in estimates], dtype=torch.float64),
             "numbers": torch.tensor([self.n_steps, self.rows]),
+            "heavy": self.heavy,
         }
 
     @classmethod
@@ -86,7 +98,29 @@ class StartingPass:
         # Snapshots of earlier versions have one number for all methods, and nothing of single particles.
         log_z, size = (dict(zip(METHODS, of, strict=False)) for of in (estimates, 3 * estimates[3:]))
         steps = state.get("steps", torch.zeros(len(state["x"]), dtype=torch.float64))
-        return cls(state["x"], state["log_weights"], state["eve"], steps, log_z, size, n_steps, rows)
+        heavy = state.get("heavy", torch.zeros(2, 0, dtype=torch.float64))
+        return cls(state["x"], state["log_weights"], state["eve"], steps, log_z, size, n_steps, rows, heavy)
+
+
+def heaviest(log_weights: Tensor, works: Tensor) -> Tensor:
+    """The shares of walks down and of the weight, (2, j), that the heaviest paths of a step have together.
+
+    From the works of walks up, (steps, n), which meet paths as often as the target has them, and the log-weights with
+    which these began each step. Whoever is met by w in the target is met by `w exp(-work)` on the way down. For each
+    share of walks down it is the step with the largest share of the weight that counts.
+
+    >>> equal = torch.tensor([[0.5, 0.5]], dtype=torch.float64).log()
+    >>> heaviest(equal, torch.tensor([[0.0, 99.0]]).log1p()).tolist()      # one path is a hundred times as heavy
+    [[0.01, 1.0], [0.5, 1.0]]
+    """
+    works = works.nan_to_num(nan=HUGE, posinf=HUGE, neginf=-HUGE)
+    order = works.argsort(1, descending=True)
+    down = (log_weights - works).log_softmax(1)
+    share, weight = (log_w.gather(1, order).exp().cumsum(1) for log_w in (down, log_weights))
+    share, index = share.flatten().sort()
+    weight = weight.flatten()[index].cummax(0).values
+    new = weight > torch.cat([torch.zeros(1, dtype=weight.dtype), weight[:-1]])
+    return torch.stack([share[new], weight[new]])
 
 
 def with_steps(estimate: Estimate, size: Estimate | None) -> Estimate:

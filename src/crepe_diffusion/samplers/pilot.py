@@ -23,7 +23,7 @@ from torch import Tensor
 from crepe_diffusion.batches import IMPOSSIBLE
 from crepe_diffusion.devices import home
 from crepe_diffusion.diagnostics.estimates import Estimate
-from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, by_eve
+from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, by_eve, heaviest
 from crepe_diffusion.errors import InputError, NonFiniteError, StoppedError, check_choice
 from crepe_diffusion.evaluate import Counts, Evaluator
 from crepe_diffusion.models import Model
@@ -155,9 +155,9 @@ class Pilot:
     def summary(self) -> StartingPass:
         """The part that a chain keeps."""
         log_z = {method: self.log_z(method) for method in METHODS}
-        return StartingPass(
-            self.end, self.log_weights[0], self.eve[0], self.steps, log_z, self.discretisation, self.n_steps, self.rows
-        )
+        heavy = heaviest(self.up_log_weights[:-1], self.up)
+        end, w, eve, sizes = self.end, self.log_weights[0], self.eve[0], self.discretisation
+        return StartingPass(end, w, eve, self.steps, log_z, sizes, self.n_steps, self.rows, heavy)
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
         """The target's mean of a scalar at the data end, with its standard error."""

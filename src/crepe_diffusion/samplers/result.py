@@ -304,6 +304,11 @@ class Particles(Result):
         """How much too large log Z is due to the size of the steps, where a pilot measured it."""
         return None if self.started_from is None else self.started_from.discretisation["down"]
 
+    @property
+    def unseen(self) -> float:
+        """The share of the weight on paths that so many particles may well have missed, where a pilot walked up."""
+        return 0.0 if self.started_from is None else self.started_from.unseen(self.log_weights.numel())
+
     def mean(self, function: Function) -> Estimate:
         """The error is that of clusters: batches, or the Eves of a few large ones; and of the steps, where known."""
         start = self.started_from
@@ -337,9 +342,10 @@ class Particles(Result):
 
         For a few large batches the error is that of the Eves' weights, `(N sum_e W_e^2 - 1) / (N - 1)` for the relative
         variance of Z (Lee and Whiteley 2018, without their factor for the number of resamplings, which would lower it).
-        The size of the steps is part of the error where it is known.
+        What particles may have missed (`unseen`) and the size of the steps are part of the error where they are known.
         """
-        return with_steps(self._log_z, self.discretisation)
+        found = self._log_z
+        return with_steps(replace(found, error=math.hypot(found.error, self.unseen)), self.discretisation)
 
     @property
     def _log_z(self) -> Estimate:
