@@ -187,6 +187,26 @@ def test_a_callback_stops_it_with_what_there_is():
         cd.sample(MODEL**2.0, LADDER, callback=lambda now: True, **options)
 
 
+def test_the_variance_is_measured_with_a_share_of_large_budgets(monkeypatch):
+    asked, other = [], cd.models.GaussianMixture([1.0], [[0.0, 0.0]], [1.0])
+
+    def noted(*arguments, fit_samples, **options):
+        asked.append(fit_samples)
+        raise cd.StoppedError("enough")
+
+    monkeypatch.setattr(choose, "pilot", noted)
+    for target, n_effective, budget in (
+        (MODEL**2.0, 100_000, 200_000),  # two per cent are 444 samples on nine times
+        (MODEL * other, 100_000, 200_000),  # of two models, half as many
+        (MODEL * other, 100_000, 2_000_000),
+        (MODEL**2.0, 300, 2_000_000),  # not more than are wanted
+        (MODEL**2.0, 100, 2_000_000),
+    ):
+        with pytest.raises(cd.StoppedError):
+            cd.sample(target, LADDER, n_effective=n_effective, budget=budget)
+    assert asked == [444, None, 2222, 300, None]
+
+
 def test_tokens_need_no_ladder():
     table = cd.models.TokenTable(torch.tensor([[0.4, 0.1], [0.2, 0.3]]))
     out = cd.sample(table**2.0, n_effective=400)
