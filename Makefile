@@ -90,7 +90,7 @@ kill-test: $(READY) ## kill runs, processes and power; damage, exchange and watc
 	$(BIN)/python -m pytest tests/test_run_kill.py tests/test_run_rollback.py tests/test_run_team.py tests/test_run_groups.py \
 		tests/test_run_fuzz.py -m "slow or not slow" -s
 
-mutants: $(READY) ## plant 150 small faults and count those that a test notices; goes on where it was stopped
+mutants: $(READY) ## plant 100 small faults and count those that a test notices; goes on where it was stopped
 	$(BIN)/python tools/mutants.py
 
 lint: $(READY) ## check style, formatting and the direction of imports

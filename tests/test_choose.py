@@ -108,6 +108,7 @@ def test_it_stops_when_there_are_enough_draws_and_not_above_the_budget():
     budget = 6_000
     options = {"budget": budget, "process": EXACT, "scalars": {"second": second}}
     out = cd.sample(MODEL**2.0, LADDER, n_effective=100_000, **options)
+    assert out.pilot.n == 28, "a tenth of the budget: 8 steps down, 8 up, 4 of double size and the start"
     assert 0.7 * budget < out.evaluations.rows <= budget
     assert out.n_effective == out.ess(second) < 100_000
     assert "100,000 were asked for" in out.choice

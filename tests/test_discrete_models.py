@@ -282,16 +282,17 @@ def test_local_moves_are_drawn_with_those_probabilities(kind):
 # -- Euler kernels -------------------------------------------------------------------------------------------
 
 
-def test_masked_euler_kernels_are_the_closed_form_up_to_their_floor():
-    """With survival linear in t, rates times the step are the exact probabilities."""
-    s, t = 0.3, 0.5
+@pytest.mark.parametrize("t", [0.5, 1.0])
+def test_masked_euler_kernels_are_the_closed_form_up_to_their_floor(t):
+    """With survival linear in t, rates times the step are the exact probabilities, also from where nothing survives."""
+    s = 0.3
     _, x, log_p = one_position("masked", t)
     _, _, score = one_position("euler masked", t)
     at = times(s, len(x)), times(t, len(x))
     exact, euler = PROCESSES["masked"], PROCESSES["euler masked"]
     torch.testing.assert_close(exact.noising(x, *at).exp(), euler.noising(x, *at).exp(), atol=1e-7, rtol=0)
     torch.testing.assert_close(
-        exact.denoising(x, log_p, *at).exp(), euler.denoising(x, score, *at).exp(), atol=1e-7, rtol=0
+        exact.denoising(x, log_p, *at).exp(), euler.denoising(x, score, *at).exp(), atol=1e-6, rtol=0
     )
 
 
@@ -593,6 +594,7 @@ def test_summary_and_verdict_name_ratios_that_multiply_dependent_tokens(process)
 def test_the_default_changes_one_token_at_a_time_up_to_128_of_them():
     assert not Masked(V).multiplies(torch.Size((128,)))
     assert Masked(V).multiplies(torch.Size((129,)))
+    assert [Euler(base=Masked(V)).multiplies(torch.Size((n,))) for n in (1, 2)] == [False, True]
     x, n = torch.full((1, 1000), V), 1
     turns = Masked(V).turns(x, times(0.0, n), times(1.0, n), torch.zeros(n, dtype=torch.bool), STREAM.at("long"))
     assert turns[0].bincount().tolist() == [0] + [8] * 125

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,13 +63,57 @@ def test_mutants_of_the_package_are_many_and_always_the_same(tool):
 
 
 def test_a_mutant_is_reached_by_its_statement_and_a_default_by_its_whole_function(tool):
-    lines = {m.new: tool.reach(m, SOURCE) for m in tool.Mutator("f.py", SOURCE).all()}
-    assert lines["4"] == range(5, 12)  # a default is read when the function is defined
-    assert lines["6"] == range(8, 9)  # the head of a condition, not its body
-    assert lines["pass"] == range(10, 11)
-    source = b"n = 3\n\nclass A:\n    m = 5\n\n    def f(self):\n        return (\n            self.m * 2\n        )\n"
-    lines = {m.new: tool.reach(m, source) for m in tool.Mutator("f.py", source).all()}
-    assert lines == {"4": range(1, 11), "6": range(3, 10), "((self.m) / (2))": range(7, 10), "3": range(7, 10)}
+    places = {m.new: tool.Place(m, SOURCE) for m in tool.Mutator("f.py", SOURCE).all()}
+    assert places["4"].lines == range(5, 12)  # a default is read when the function is defined
+    assert places["4"].function is None
+    assert places["6"].lines == range(8, 9)  # the head of a condition, not its body
+    assert places["pass"].lines == range(10, 11)
+    assert places["pass"].function == ("f", 5)
+    source = b"n = 3\n\nclass A:\n    m = 5\n\n    @p\n    def f(self):\n        return (\n            self.m * 2\n"
+    source += b"        )\n"
+    places = {m.new: tool.Place(m, source) for m in tool.Mutator("f.py", source).all()}
+    assert {new: place.lines for new, place in places.items()} == {
+        "4": range(1, 12), "6": range(3, 11), "((self.m) / (2))": range(8, 11), "3": range(8, 11),
+    }  # fmt: skip
+    assert places["3"].function == ("A.f", 6)  # Python counts from the decorator
+
+
+def test_marks_are_the_lines_that_a_function_executes(tool):
+    """Its value and its text are as before; only statements that were reached are marked."""
+    source = b"""def f(a):
+    \"\"\"A text.\"\"\"
+    for b in range(a):
+        if b > 1:
+            return [
+                b,
+            ]
+        elif b > 5:
+            a = 0
+    try:
+        return 1 / a
+    except ZeroDivisionError:
+        return None
+    finally:
+        b = 3
+"""
+    found, values = {}, {}
+    for a in (0, 1, 3):
+        space = {tool.MARKS: bytearray(20)}
+        exec(compile(tool.marked(source), "f.py", "exec"), space)
+        values[a] = space["f"](a)
+        assert space["f"].__doc__ == "A text."
+        found[a] = [line for line, m in enumerate(space[tool.MARKS]) if m]
+    assert values == {0: None, 1: 1.0, 3: [2]}
+    assert found == {0: [3, 10, 11, 12, 13, 15], 1: [3, 4, 8, 10, 11, 15], 3: [3, 4, 5, 8]}
+
+
+def test_the_interval_of_a_share_is_that_of_the_binomial_law(tool):
+    """At its ends the observed count has a probability of 2.5 % to be reached."""
+    low, high = tool.interval(9, 10)
+    assert 10 * low**9 * (1 - low) + low**10 == pytest.approx(0.025)
+    assert 1 - high**10 == pytest.approx(0.025)
+    assert tool.interval(5, 5) == (pytest.approx(0.025**0.2), 1.0)
+    assert tool.interval(0, 5)[0] == 0.0
 
 
 @pytest.mark.slow
@@ -96,6 +142,11 @@ def checked(a):
 
 def unused(a):
     return a - 3
+
+def early(a):
+    return a + 5
+
+value = early(1)
 """
 TESTS = """
 import pytest
@@ -115,28 +166,49 @@ def test_value(value):
 
 @pytest.mark.slow
 def test_tests_are_shown_what_they_execute(tool, tmp_path, monkeypatch):
-    """Both functions by a fixture of the module; what no test executes survives at once, what no test checks later."""
+    """Both functions by a fixture of the module; what no test executes survives at once, what no test checks later.
+
+    A process that imports the mutant and one that exchanges the code of a function judge alike.
+    """
+    root = tmp_path / "copy"
     monkeypatch.setattr(tool, "SHOWN", ("it",))
-    package = tmp_path / tool.PACKAGE
-    for folder in (package, tmp_path / "tests", *(package / name for name in tool.MUTATED if "." not in name)):
+    package = root / tool.PACKAGE
+    for folder in (package, root / "tests", *(package / name for name in tool.MUTATED if "." not in name)):
         folder.mkdir(parents=True, exist_ok=True)
     (package / "__init__.py").touch()
     (package / "paths.py").write_text(CODE)
-    (tmp_path / "tests" / "test_it.py").write_text(TESTS)
-    tests = tool.watched(tmp_path, tmp_path / "kept.json", 60)
-    assert {name.split("::")[1]: lines for name, (_, lines) in tests.items()} == {
+    (root / "tests" / "test_it.py").write_text(TESTS)
+    known = tool.Known(root, tmp_path / "kept.json", 60)
+    assert {name.split("::")[1]: lines for name, (_, lines) in known.tests.items()} == {
         "test_runs": {"paths.py": [3]},
         "test_value": {"paths.py": [3, 6]},
     }
-    found = {(m.line, m.kind): tool.judge(m, tmp_path, tests, 60) for m in tool.mutants(tmp_path)}
+    assert known.imported == {"paths.py": [12]}
+    trials = [tool.Trial.of(m, root, known, 60) for m in tool.mutants(root)]
+    found = {(t.mutant.line, t.mutant.kind): tool.judge(t, root) for t in trials}
     assert {place for place, r in found.items() if r["status"] == "killed"} == {
         (3, "operator"), (3, "constant"), (6, "operator"), (6, "constant"),
     }  # fmt: skip
     assert all(r["by"] == "tests/test_it.py::test_value" for r in found.values() if r["status"] == "killed")
-    assert all(r["by"] == "no test executes it" for r in found.values() if r["status"] == "survived")
-    only = {name: test for name, test in tests.items() if "runs" in name}
-    assert tool.judge(tool.mutants(tmp_path)[0], tmp_path, only, 60)["status"] == "survived"
-    assert (
-        tool.judge(tool.mutants(tmp_path)[0], tmp_path, {}, 60, ["tests/test_it.py::test_value"])["status"] == "killed"
-    )
+    assert {place for place, r in found.items() if r["by"] == "no test executes it"} == {
+        (9, "operator"), (9, "constant"), (12, "operator"), (12, "constant"),
+    }  # fmt: skip
+    assert found[14, "constant"]["status"] == "survived"  # of the module, so that it may matter to any test
+
+    live = [t for t in trials if t.function]
+    assert {t.mutant.line for t in live} == {3, 6, 9}  # that of line 12 was called at import
+    kept = tmp_path / "records.json"
+
+    def note(trial, record):
+        records = json.loads(kept.read_text()) if kept.exists() else []
+        kept.write_text(json.dumps([*records, [trial.mutant.line, trial.mutant.kind, record["status"], record["by"]]]))
+
+    assert tool.run_tests(root, ["tests/test_it.py"], 60, tool.Exchange(root, live[:4], note)).code == 0
+    assert [tuple(r) for r in json.loads(kept.read_text())] == [
+        (t.mutant.line, t.mutant.kind, "killed", "tests/test_it.py::test_value") for t in live[:4]
+    ]
+    only = [replace(t, shown=[n for n in t.shown if "runs" in n], seconds=t.seconds[:1]) for t in live[:1]]
+    assert tool.judge(only[0], root)["status"] == "survived"
+    tool.run_tests(root, ["tests/test_it.py"], 60, tool.Exchange(root, only, note))
+    assert json.loads(kept.read_text())[-1][2] == "survived"
     assert (package / "paths.py").read_text() == CODE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -230,6 +231,16 @@ def check_the_size_of_steps(process: cd.processes.Gaussian, doubling: type[Doubl
         error = math.hypot(a.error, b.error, found.error)
         assert abs(a.value - b.value - found.value) < 3 * error + 0.5 * abs(a.value - b.value), (method, found)
     assert fine.discretisation["down"].value > 5 * fine.discretisation["down"].error
+
+
+def test_the_size_of_steps_has_the_errors_of_its_directions():
+    """By Eve (3, 0) down and (1, 4) up, so (4, 4) / 2 for both; what is exactly zero is known."""
+    changes = {-1: torch.tensor([3.0, 0.0]), 1: torch.tensor([1.0, 4.0])}
+    found = Doubling.estimates(SimpleNamespace(_value={-1: 1.0, 1: 0.0}, _change=changes), dof=7.0)
+    known = {"down": (1.0, 3.0, 7.0), "up": (0.0, 17**0.5, math.inf), "bar": (0.5, 8**0.5, 7.0)}
+    assert {way: (e.value, e.error, e.dof) for way, e in found.items()} == {
+        w: pytest.approx(k) for w, k in known.items()
+    }
 
 
 def test_the_size_of_steps_is_seen_in_each_direction(monkeypatch):

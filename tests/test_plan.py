@@ -41,9 +41,10 @@ def test_where_every_swap_is_accepted_each_second_iteration_brings_an_arrival(pi
     assert found.best.pairs == max(found.cuts, key=lambda cut: cut.effective).pairs
 
 
-def test_where_no_swap_is_accepted_nothing_arrives(pilot):
-    works = 1000.0 * torch.ones(STEPS, N, dtype=torch.float64)
-    for cut in replace(pilot, down=-works, up=works).plan().cuts:
+@pytest.mark.parametrize(("down", "up"), [(-1000.0, 1000.0), (math.nan, -1000.0), (1000.0, math.nan)])
+def test_where_no_swap_is_accepted_nothing_arrives(pilot, down, up):
+    works = torch.ones(STEPS, N, dtype=torch.float64)
+    for cut in replace(pilot, down=down * works, up=up * works).plan().cuts:
         assert (cut.effective, cut.rejection) == (0.0, cut.pairs)
 
 
