@@ -238,6 +238,28 @@ def test_output_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert b"caf\\xe9: all files are whole" in streams[2].buffer.getvalue()
 
 
+def test_a_stop_rule_that_is_refused_is_not_kept(tmp_path: Path) -> None:
+    """It was written first, and refused at every resume."""
+    with Run.start(tmp_path / "run", small()) as run:
+        with pytest.raises(cd.InputError, match="ess_scalar: 'nothing' is not one of x, last mode"):
+            run.run(ess_scalar="nothing")
+        run.run(iterations=2)
+    with Run.resume(tmp_path / "run") as run:
+        run.run(iterations=3)
+
+
+def test_a_name_of_any_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a folder `café` where the locale is C."""
+    folder = tmp_path / os.fsdecode(b"caf\xff")
+    with Run.start(folder, small()) as run:
+        run.run(iterations=2)
+    page.publish(folder / "report.html", page.document(str(folder), ""), [])
+    assert "caf\\udcff" in (folder / "report.html").read_text()
+    (tmp_path / "file").touch()
+    assert main(["run", "mixture-tilt", "--out", str(tmp_path / "file")]) == 2
+    assert "file is not a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("rule", ["seconds"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])
 def test_a_stop_rule_is_a_number(rule: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,6 +284,8 @@ def test_a_report_takes_no_other_place(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["report", str(folder), "--out", str(tmp_path / "device")]) == 2
     assert "is not a file" in capsys.readouterr().err
     assert not (tmp_path / "device").is_file()
+    assert main(["report", str(folder), "--out", str(folder / "config.toml")]) == 2
+    assert "config.toml is no page" in capsys.readouterr().err
     outside.mkdir()
     (outside / "mine.html").write_text("mine")
     picture = page.Picture("a", b"png", "alt")

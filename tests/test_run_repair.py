@@ -87,7 +87,7 @@ def test_damaged_chunks_are_left_out_of_a_copy(
     assert data.iteration.tolist() == before.iteration[kept].tolist()
     assert data.trace["iteration"].tolist() == list(range(5, 15))
     assert sum("lost: 4" in note for note in data.notes) == 2
-    with pytest.raises(cd.InputError, match="is not empty"):
+    with pytest.raises(cd.InputError, match="is not an empty folder"):
         copy_without_damage(folder, new)
     # Both go on alike: a chain does not look back at its draws.
     with Run.resume(new) as run:

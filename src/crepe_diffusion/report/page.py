@@ -15,6 +15,7 @@ from crepe_diffusion.report.figures import Picture
 
 __all__ = ["Html", "box", "document", "figures", "number", "publish", "section", "table"]
 
+DOCTYPE = "<!doctype html>"
 # Colour is never alone: a sign and a word mean the same.
 SIGNS = {"ok": "&#10003;", "look": "!", "do not trust": "&#10007;"}
 WORDS = {
@@ -140,7 +141,7 @@ def box(verdict: Verdict, so_far: bool = False) -> Html:
 
 def document(title: str, subtitle: str, *parts: Html) -> str:
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'{DOCTYPE}\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{CSS}</style></head><body>"
         f'<header><h1>{escape(title)}</h1><p class="soft">{escape(subtitle)}</p></header>'
@@ -161,14 +162,18 @@ def publish(path: Path, text: str, pictures: Iterable[Picture | None]) -> Path:
     for picture in pictures:
         if picture is not None:
             _replace(folder / f"{picture.name}.png", picture.png)
-    _replace(path, text.encode("utf-8"))
+    _replace(path, text.encode("utf-8", errors="backslashreplace"))  # names of files may be of any bytes
     return path
 
 
 def check_page(path: Path) -> None:
-    """Refuse to put a page where something other than a file is, such as a device."""
+    """Refuse to put a page where something else is: a device, or a file that is no page, such as a configuration."""
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a file: a report cannot take its place; give the name of a file or a folder")
+    if path.is_file() and not path.is_symlink():  # a link is replaced, and what it leads to stays
+        with open(path, "rb") as file:
+            if file.read(len(DOCTYPE)) not in (b"", DOCTYPE.encode()):
+                raise InputError(f"{path} is no page: a report does not take its place; choose another name")
 
 
 def _replace(path: Path, content: bytes) -> None:

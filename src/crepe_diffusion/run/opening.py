@@ -153,6 +153,8 @@ def _new(
 def _check_free(folder: Path) -> None:
     if is_run(folder):
         raise InputError(f"{folder} already holds a run: resume it, or choose another folder")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: choose another name")
     # A run that died before it wrote its configuration may have left these; anything else is not ours.
     foreign = [
         n for n in _names(folder) if n not in (".lock", "control", "log.txt", "run.json") and not n.startswith(ASIDE)

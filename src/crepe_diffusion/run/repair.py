@@ -29,8 +29,8 @@ def copy_without_damage(folder: str | Path, new: str | Path) -> list[str]:
     """
     folder, new = Path(folder), Path(new)
     require_run(folder)
-    if new.exists() and os.listdir(new):
-        raise InputError(f"{new} is not empty: give the name of a new folder for the copy")
+    if new.exists() and (not new.is_dir() or os.listdir(new)):
+        raise InputError(f"{new} is not an empty folder: give the name of a new folder for the copy")
     root = folder / "samples.zarr"
     manifest = read_manifest(root)
     found = checkpoint.whole(folder)

@@ -342,13 +342,13 @@ class Run:
 
     def _replace_stop(self, **rules: float | str | None) -> None:
         changed = {name: value for name, value in rules.items() if value is not None}
+        before = asdict(self.config.stop) if not changed or changed.keys() == {"ess_scalar"} else {}
+        stop = Stop.of({**before, **changed})
+        if stop.ess_scalar and stop.ess_scalar not in self.recorder.scalars:
+            raise InputError(f"ess_scalar: {stop.ess_scalar!r} is not one of {', '.join(self.recorder.scalars)}")
         if changed:
-            before = asdict(self.config.stop) if changed.keys() == {"ess_scalar"} else {}
-            self.config = replace(self.config, stop=Stop.of({**before, **changed}))
+            self.config = replace(self.config, stop=stop)
             identity.write_changed(self.folder, self.config)
-        if self.config.stop.ess_scalar and self.config.stop.ess_scalar not in self.recorder.scalars:
-            known = ", ".join(self.recorder.scalars)
-            raise InputError(f"ess_scalar: {self.config.stop.ess_scalar!r} is not one of {known}")
 
     def _stop(self, caught: list[str]) -> Outcome | None:
         if caught:
