@@ -241,9 +241,9 @@ def test_output_that_nobody_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_stop_rule_that_is_refused_is_not_kept(tmp_path: Path) -> None:
     """It was written first, and refused at every resume."""
     with Run.start(tmp_path / "run", small()) as run:
+        run.run(iterations=2)
         with pytest.raises(cd.InputError, match="ess_scalar: 'nothing' is not one of x, last mode"):
             run.run(ess_scalar="nothing")
-        run.run(iterations=2)
     with Run.resume(tmp_path / "run") as run:
         run.run(iterations=3)
 
