@@ -31,6 +31,12 @@ def test_equal_scales_get_one_variance_and_stiff_ones_their_own():
     refuted(near, Isotropic, STIFF, 0.2)
 
 
+def test_errors_of_predictions_give_what_is_left_of_the_noise():
+    """`1 - E[error^2] / t^2` of each coordinate; without noise in the squares nothing is shrunk."""
+    error = torch.tensor([[0.1, -0.3], [-0.1, 0.3], [0.1, 0.3]], dtype=torch.float64)
+    assert Adaptive.of_errors(error, 0.5, 2).tolist() == pytest.approx([1 - 0.04, 1 - 0.36])
+
+
 def test_a_zero_mean_subspace_has_one_variance_for_all():
     assert Gaussian(zero_mean=0).to_measure() is Isotropic
     assert Gaussian().to_measure() is Adaptive

@@ -290,6 +290,7 @@ def test_masked_euler_kernels_are_the_closed_form_up_to_their_floor(t):
     _, _, score = one_position("euler masked", t)
     at = times(s, len(x)), times(t, len(x))
     exact, euler = PROCESSES["masked"], PROCESSES["euler masked"]
+    assert torch.equal(euler.log_concrete(x, log_p, at[1]), exact.log_concrete(x, log_p, at[1]))
     torch.testing.assert_close(exact.noising(x, *at).exp(), euler.noising(x, *at).exp(), atol=1e-7, rtol=0)
     torch.testing.assert_close(
         exact.denoising(x, log_p, *at).exp(), euler.denoising(x, score, *at).exp(), atol=1e-6, rtol=0

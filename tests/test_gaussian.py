@@ -15,7 +15,7 @@ import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Coefficients, EulerMaruyama, Evaluation, FisherTable, Gaussian
-from crepe_diffusion.processes.gaussian import score_of
+from crepe_diffusion.processes.gaussian import PIECE, _sum_squares, score_of
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.information import fit_information
 
@@ -758,3 +758,10 @@ def test_a_process_that_serves_several_samplers_gives_each_what_it_would_give_it
             alone.step()
         assert torch.equal(chain.state.x, alone.state.x)
     assert not torch.equal(together[0].state.x, together[1].state.x)
+
+
+def test_squares_of_many_coordinates_are_summed_by_pieces():
+    """Single precision alone would be off by more: the pieces, what is left of them, and a short row."""
+    z = Stream(5).normal((2, 3 * PIECE + 7)).float()
+    for part in (z, z[:, : 2 * PIECE], z[:, :9]):
+        torch.testing.assert_close(_sum_squares(part, torch.float64), part.double().square().sum(1), rtol=1e-6, atol=0)

@@ -236,7 +236,9 @@ def test_verdict_counts_tours():
 
 
 def test_control_off_weighs_nothing():
-    out = cd.ParticleGibbs(MIXTURE, LADDER, n_particles=5, n_chains=3, **FAST).sample(4)
+    gibbs, smc = cd.ParticleGibbs(MIXTURE, LADDER, n_particles=5, n_chains=3, **FAST), cd.SMC(MIXTURE, LADDER, **FAST)
+    assert (gibbs.ess_threshold, gibbs.seed) == (smc.ess_threshold, smc.seed) == (0.5, 0)
+    out = gibbs.sample(4)
     assert (out.log_weights + math.log(5)).abs().max() <= 1e-10
     assert out.sweep_log_z.abs().max() <= 1e-10
     tempered = cd.ParticleGibbs(MIXTURE**1.1, LADDER, n_particles=5, n_chains=3, **FAST).sample(4)

@@ -48,6 +48,16 @@ def test_where_no_swap_is_accepted_nothing_arrives(pilot, down, up):
         assert (cut.effective, cut.rejection) == (0.0, cut.pairs)
 
 
+def test_delay_grows_with_the_odds_of_rejection(pilot):
+    """Works of -.3 a step down and none up: a pair of k steps is accepted with chance exp(-.3 k)."""
+    works = torch.full((STEPS, N), -0.3, dtype=torch.float64)
+    for cut in replace(pilot, down=works, up=0 * works).plan().cuts:
+        if cut.pairs * cut.substeps == STEPS:
+            delay = cut.pairs * math.expm1(0.3 * cut.substeps)
+            assert cut.delay == pytest.approx(delay)
+            assert per_iteration(pilot, cut, cut.arrivals) == pytest.approx(1 / (2 + 2 * delay))
+
+
 def played(top: int, good: float, cost: float, seed: int) -> float:
     """Effective arrivals per iteration and chain, where a bad replica replaces a good one with chance `exp(-cost)`."""
     rng, seen, born, chains = random.Random(seed), Counter(), 0, 3 * CHAINS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ import crepe_diffusion as cd
 from checks import P_VALUE, assert_mean, f64, refuted
 from crepe_diffusion.processes import FisherTable, Gaussian
 from crepe_diffusion.random import Stream
+from crepe_diffusion.samplers.smc import Descent
 
 STREAM = Stream(3)
 RULES = [cd.Multinomial(), cd.Systematic(), cd.Stratified(), cd.Residual(), cd.Partial()]
@@ -357,12 +359,19 @@ def test_joined_results_hold_all_batches_and_what_the_last_one_says():
         cd.Particles.joined([])
 
 
+def test_ancestors_are_followed_from_the_data_end_to_the_eves():
+    parents = [torch.tensor([[0, 1, 2]]), torch.tensor([[1, 0, 2]]), torch.tensor([[0, 2, 1]])]
+    found = Descent.ancestors(SimpleNamespace(log_weights=torch.zeros(1, 3), parents=parents))
+    assert [level.tolist() for level in found] == [[[0, 1, 2]], [[1, 0, 2]], [[2, 0, 1]]]
+
+
 def test_one_eve_or_one_batch_that_dominates_leaves_no_confidence():
     out = run(n_particles=6, n_batches=3)
     one = next(groups(out, 1))
     assert math.isinf(replace(one, eve=torch.zeros_like(one.eve)).mean(lambda x: x[:, 0]).error)
     lost = replace(out, batch_log_z=f64([0.0, -90.0, -90.0]))
     assert math.isinf(lost.mean(lambda x: x[:, 0]).error)
+    assert math.isinf(lost.log_z.error)
     low, high = replace(out, batch_log_z=f64([0.0, -9.0, -9.0])).log_z.interval()
     assert high - low > 50
 
