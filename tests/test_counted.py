@@ -10,6 +10,8 @@ import torch
 import crepe_diffusion as cd
 from checks import refuted
 from crepe_diffusion.processes import Counted, Masked
+from crepe_diffusion.samplers import plan as planning
+from crepe_diffusion.samplers.plan import Cut
 
 LENGTH, VOCAB = 4, 3
 P, Q = (cd.models.TokenTable(cd.Stream(seed).uniform((VOCAB,) * LENGTH) ** 2 + 0.03, "masked") for seed in (1, 2))
@@ -69,6 +71,18 @@ def test_a_pilot_with_a_level_per_position_starts_a_chain():
     found = cd.pilot(TARGETS["guidance"], cd.ladder.linear(LENGTH + 1), n=64, process=Counted(VOCAB))
     out = cd.ReplicaExchange(TARGETS["guidance"], pilot=found, n_chains=2, process=Counted(VOCAB)).sample(3)
     assert (out.x < VOCAB).all()
+
+
+def test_levels_of_a_plan_stand_at_the_steps_of_its_pilot(monkeypatch):
+    """21 steps of three positions each, cut into four blocks that are not equally long."""
+    monkeypatch.setattr(planning, "_predict", lambda pilot, m, k: Cut(m, k, 0.0, 0.0, 0.0, effective=float(m == 4)))
+    model = cd.models.TokenModel(lambda x, t: torch.full((*x.shape, 2), 0.5).log(), (63,), 2)
+    process = Counted(2, at_once=3)
+    found = cd.pilot(model**2.0, cd.ladder.linear(22), n=4, process=process)
+    chain = cd.ReplicaExchange(model**2.0, pilot=found, n_chains=2)
+    chain.sample(2)
+    masks = (chain.state.x == 2).sum(1).reshape(chain.state.level.shape)
+    assert torch.equal(masks, torch.tensor([0, 15, 30, 48, 63])[chain.state.level])
 
 
 def test_what_would_change_the_number_of_masks_is_refused():

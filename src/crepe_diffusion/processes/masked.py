@@ -284,7 +284,7 @@ class Counted(Masked):
             masks, right = (int(n - c[row] if up[row] else c[row]) for c in (found, wanted))
             raise InputError(
                 f"a state has {masks} masks where {right} of {n} positions are masked: a chain of counted masks keeps"
-                " the ladder that it began with, and a pilot for it has one level per position"
+                " the ladder that it began with, and levels that start from a pilot stand at its steps"
             )
         rank = stream.at("order").order(may)
         return rank.where(rank <= (at_t - at_s)[:, None], 0)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from crepe_diffusion.processes import Counted
 from crepe_diffusion.schedules import Ladder
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ def plan(pilot: Pilot) -> Plan:
     cuts = tuple(_predict(pilot, m, k) for m, k in exact)
     best = max(cuts, key=lambda cut: cut.effective)
     positions = torch.linspace(0, steps, best.pairs + 1, dtype=torch.float64)
+    if isinstance(pilot.process, Counted):
+        positions = positions.round()  # the population between two steps has another number of masks
     return Plan(pilot.ladder.moved(positions, best.substeps), best, cuts)
 
 
