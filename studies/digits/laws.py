@@ -31,6 +31,7 @@ from studies.shared.training import load_weights
 __all__ = ["Guided", "TreeModel", "Truth", "binary_digits", "fit_trees", "load_trees", "read_digits"]
 
 N_CLASSES = 10
+SIDES = (7, 14, 28)
 WEIGHTS = Path(__file__).parent / "weights"
 
 
@@ -43,9 +44,9 @@ def read_digits(path: Path, part: str = "train") -> tuple[np.ndarray, Tensor]:
 
 
 def binary_digits(path: Path, side: int, part: str = "train") -> tuple[Tensor, Tensor]:
-    """Pictures (n, side * side) of 0 and 1, and their labels, from `mnist.npz`; 14 pixels a side are means of four."""
-    if side not in (14, 28):
-        raise InputError(f"side must be 14 or 28, got {side!r}")
+    """Pictures (n, side * side) of 0 and 1, and their labels, from `mnist.npz`; fewer than 28 a side are means."""
+    if side not in SIDES:
+        raise InputError(f"side must be 7, 14 or 28, got {side!r}")
     grey, labels = read_digits(path, part)
     n = len(grey)
     grey = grey.reshape(n, side, 28 // side, side, 28 // side).mean((2, 4))

@@ -12,6 +12,9 @@ from studies.shared.results import Results
 
 __all__ = ["draw_all"]
 
+SHOWN = (0, 5, 1)
+"""The cases of the picture of errors."""
+
 
 def draw_all(folder: Path, results: Results) -> list[Path]:
     """All pictures whose measurements are there."""
@@ -19,7 +22,7 @@ def draw_all(folder: Path, results: Results) -> list[Path]:
 
     matplotlib.use("Agg")
     drawn = []
-    if any(f"{case.name} truth" in results for case in cases()):
+    if any(f"{cases()[i].name} truth" in results for i in SHOWN):
         drawn.append(draw_errors(folder / "digits.png", results))
     if results.names("grey-real-?"):
         drawn.append(draw_samples(folder / "samples.png", results))
@@ -74,10 +77,11 @@ def draw_path(path: Path, results: Results) -> Path:
 
 
 def draw_errors(path: Path, results: Results) -> Path:
-    """Errors of the pixels on the first three cases; bars end at the mean over seeds, dots are seeds."""
+    """Errors of the pixels on some cases; bars end at the mean over seeds, dots are seeds."""
     import matplotlib.pyplot as plt
 
-    shown = [case for case in cases() if f"{case.name} truth" in results][:3]
+    every = cases()
+    shown = [every[i] for i in SHOWN if f"{every[i].name} truth" in results]
 
     def errors(case: Case, method: str) -> list[float]:
         names = results.names(f"{case.name} {method} ?".replace(" ", "-"))

@@ -4,12 +4,15 @@
 
 Numbers are `P(digit | x)`, the means of all pixels, the means of products of all neighbouring pixels. The floor is what
 as many independent exact draws would show as the rows pay for, at one evaluation per pixel.
+
+A descent costs an evaluation per turn. Corrected methods take `TURNS` turns: pixels of one turn are multiplied as if
+they were independent, given those that are known already.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,10 +25,11 @@ from studies.digits.laws import Guided, load_trees
 from studies.digits.trees import Forest
 from studies.shared.exact import Known
 
-__all__ = ["METHODS", "Case", "cases", "floors", "measure", "truth_of"]
+__all__ = ["METHODS", "TURNS", "Case", "cases", "floors", "measure", "truth_of"]
 
-Means = dict[str, Tensor]
 N_MODELS = 2
+TURNS = 28
+"""Seven of 196 pixels a turn: on digit 9 no bias is seen beside the noise of 400,000 rows; with fourteen it is."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +49,9 @@ class Case:
         shape = f"{self.side}x{self.side} {self.kind}"
         return f"{self.unconditional} digit {self.digit} w {self.strength:g} {shape} rows {self.rows}"
 
-    @property
-    def draws(self) -> int:
-        """How many independent draws the rows pay for, at one evaluation of each model per pixel."""
-        return self.rows // (N_MODELS * self.side**2)
+    def draws(self, turns: int) -> int:
+        """How many draws the rows pay for, at so many evaluations of each model for a draw."""
+        return self.rows // (N_MODELS * turns)
 
     def problem(self, trees: Forest | None = None) -> Guided:
         forest = load_trees(self.side) if trees is None else trees
@@ -56,15 +59,15 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Settings were chosen on digit 9; digit 4 is held back, to be looked at once."""
+    """Settings were chosen on digit 9 with a tree of its own; the others are looked at once."""
     first = Case()
     return [
         first,
-        replace(first, unconditional="mixture", strength=3.0, rows=4 * first.rows),
+        replace(first, unconditional="mixture", strength=3.0),
         replace(first, digit=4),
-        replace(first, kind="uniform"),
-        replace(first, side=28, rows=400_000),
-        replace(first, rows=8 * first.rows),
+        replace(first, side=7, kind="uniform"),
+        replace(first, side=28, unconditional="mixture", strength=3.0, n_truth=20_000),  # own tree: no draws count
+        replace(first, rows=8 * first.rows, n_truth=2 * first.n_truth),
     ]
 
 
@@ -73,164 +76,129 @@ def truth_of(case: Case, problem: Guided) -> Known:
     return problem.truth(case.n_truth).known(problem.statistics)
 
 
-def floors(case: Case, known: Known) -> dict[str, float]:
-    """Errors of independent exact draws, as many as the rows pay for."""
-    return {name: math.sqrt(variance / case.draws) for name, variance in known.variances.items()}
+def floors(case: Case, known: Known, turns: int | None = None) -> dict[str, float]:
+    """Errors of independent exact draws, as many as the rows pay for at so many turns each; None: a turn per pixel."""
+    n = case.draws(turns or case.side**2)
+    return {name: math.sqrt(variance / n) for name, variance in known.variances.items()}
 
 
-# -- methods ----------------------------------------------------------------------------------------------------
+# -- methods: each uses the rows of the case -------------------------------------------------------------------
+
+Method = Callable[[Case, Guided, int], cd.Result]
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some draws of a method: rows used so far, means, an estimate of log Z, and how much the piece counts."""
-
-    rows: int
-    means: Means
-    log_z: float
-    log_weight: float = 0.0
+def _steps(case: Case) -> int:
+    return TURNS if case.kind == "masked" else 16
 
 
-def _piece(problem: Guided, out: cd.Result, pooled: bool = False) -> Piece:
-    means = {name: out.weights @ values for name, values in problem.statistics(out.x).items()}
-    log_z = out.log_z.value
-    return Piece(out.evaluations.rows, means, log_z, log_z if pooled else 0.0)
-
-
-def _process(case: Case, at_once: int | str | None, counted: bool = True) -> Process:
-    """Counted masks (`processes.Counted`), unless the masks are thrown by coins or all pixels of a step at once."""
+def _process(case: Case, turns: int | None) -> Process:
+    """Pixels change in so many turns with counted masks (`processes.Counted`); all of a step at once if None."""
+    at_once = None if turns is None else math.ceil(case.side**2 / turns)
     if case.kind == "uniform":
         return Uniform(2, at_once=at_once)
     masked = Masked(2, at_once=at_once)
-    return masked.counted() if counted and at_once is not None else masked
+    return masked if at_once is None else masked.counted()
 
 
-def _proposal(case: Case, strength: float | None) -> cd.Proposal:
-    w = case.strength if strength is None else strength
-    return cd.Proposal(exponents=(1 - w, w))
-
-
-@dataclass(frozen=True)
-class Plain:
-    """Guidance as it is used: follow the guided prediction, correct nothing."""
-
-    at_once: int | None = 1
-    strength: float | None = None
-
-    def log_z(self, values: list[float]) -> float:
-        return math.nan
-
-    def run(self, case: Case, problem: Guided, seed: int) -> Iterator[Piece]:
-        n_steps = 1 if case.kind == "masked" else 100
-        per_draw = N_MODELS * (case.side**2 if case.kind == "masked" else n_steps)
-        sampler = cd.Plain(
-            problem.target,
-            cd.ladder.linear(n_steps + 1),
-            seed=seed,
-            process=_process(case, self.at_once),
-            proposal=_proposal(case, self.strength),
-        )
-        yield _piece(problem, sampler.sample(case.rows // per_draw, progress=False))
+def plain(case: Case, problem: Guided, seed: int) -> cd.Result:
+    """Guidance as it is used, one pixel at a time: follow the guided prediction, correct nothing."""
+    masked = case.kind == "masked"
+    steps, turns = (1, case.side**2) if masked else (100, 100)
+    sampler = cd.Plain(problem.target, cd.ladder.linear(steps + 1), seed=seed, process=_process(case, case.side**2))
+    return sampler.sample(case.draws(turns), progress=False)
 
 
 @dataclass(frozen=True)
-class Particles:
-    """SMC in passes of `most` particles, pooled equally, if `lee` (the published way of Lee et al.); else in one pass.
+class Lee:
+    """The published SMC of Lee et al.: batches that are pooled equally, all pixels of a step at once."""
 
-    One pass has as many particles as the rows pay for, in multiples of `most`; passes that are left are pooled by Z.
-    """
-
-    at_once: int | str | None = 1
-    strength: float | None = None
+    steps: int = 200
     most: int = 128
-    lee: bool = False
-    counted: bool = True
 
-    def log_z(self, values: list[float]) -> float:
-        return _log_mean(values)
-
-    def run(self, case: Case, problem: Guided, seed: int) -> Iterator[Piece]:
-        uniform = case.kind == "uniform"
-        steps = 200 if self.lee else (16 if uniform else 32)
-        ways: dict[str, object] = (
-            {"weight": cd.DiscreteGuidance(), "resampling": cd.Partial(0.8), "ess_threshold": 0.2} if self.lee else {}
-        )
+    def __call__(self, case: Case, problem: Guided, seed: int) -> cd.Result:
         sampler = cd.SMC(
             problem.target,
-            cd.ladder.linear(steps + 1),
-            n_particles=self.most if self.lee else self.most * max(1, case.draws // self.most),
+            cd.ladder.linear(self.steps + 1),
+            n_particles=self.most,
+            n_batches=max(1, case.draws(self.steps) // self.most),
+            pool="equal",
             seed=seed,
-            process=_process(case, self.at_once, self.counted),
-            proposal=_proposal(case, self.strength),
-            **ways,  # type: ignore[arg-type]
+            process=_process(case, None),
+            weight=cd.DiscreteGuidance(),
+            resampling=cd.Partial(0.8),
+            ess_threshold=0.2,
         )
-        while True:
-            yield _piece(problem, sampler.sample(progress=False), pooled=not self.lee)
+        return sampler.sample(progress=False)
 
 
 @dataclass(frozen=True)
-class Chain:
-    """A sampler that goes on, replica exchange or particle Gibbs, in pieces of so many iterations."""
+class OnePass:
+    """SMC in one pass of as many particles as the rows pay for; one pixel a turn if `turns` is None."""
 
-    make: Callable[[Case, Guided, int], cd.ReplicaExchange | cd.ParticleGibbs]
-    piece: int
-    log_z: Callable[[list[float]], float]
-    """From the estimates of the pieces: those of replica exchange are of all iterations so far."""
-    dropped: float = 0.25
-    """The share of the pieces that is not used."""
+    turns: int | None = TURNS
 
-    def run(self, case: Case, problem: Guided, seed: int) -> Iterator[Piece]:
-        sampler = self.make(case, problem, seed)
-        while True:
-            yield _piece(problem, sampler.sample(self.piece, progress=False))
+    def __call__(self, case: Case, problem: Guided, seed: int) -> cd.Result:
+        turns = self.turns or case.side**2
+        ladder = cd.ladder.linear((turns if case.kind == "masked" else _steps(case)) + 1)
+        options: dict[str, Any] = {"process": _process(case, turns), "seed": seed}
+        few = cd.SMC(problem.target, ladder, n_particles=8, **options).sample(progress=False)  # what one costs
+        n = 8 * case.rows // few.evaluations.rows
+        return cd.SMC(problem.target, ladder, n_particles=n, **options).sample(progress=False)
 
 
-def crepe(strength: float | None = None, n_chains: int = 8) -> Chain:
-    """Chains on the ladder that a pilot plans, from its population; the pilot costs a fifth of the rows.
+@dataclass(frozen=True)
+class Gibbs:
+    """One chain for every 256 draws; the pass of SMC with which it begins, and one sweep, are dropped."""
 
-    There are `n_chains` of them for up to 511 draws, and as many more for every 256 draws beyond.
+    n_particles: int = 64
+
+    def __call__(self, case: Case, problem: Guided, seed: int) -> cd.Result:
+        sampler = cd.ParticleGibbs(
+            problem.target,
+            cd.ladder.linear(_steps(case) + 1),
+            n_particles=self.n_particles,
+            n_chains=max(1, case.draws(case.side**2) // 256),
+            seed=seed,
+            process=_process(case, TURNS),
+        )
+        before = sampler.evaluate.counts.rows
+        sampler.step()
+        used = sampler.evaluate.counts.rows
+        return sampler.sample(max(1, int((case.rows - used) / (used - before))), progress=False)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Chains on the ladder that a pilot plans, from its population; the pilot costs a tenth of the rows.
+
+    There are `n_chains` of them for up to 255 draws, and as many more for every 256 draws beyond. The first tenth of
+    the iterations is dropped.
     """
 
-    def make(case: Case, problem: Guided, seed: int) -> cd.ReplicaExchange:
-        masked, n_pixels = case.kind == "masked", case.side**2
-        n_steps = n_pixels if masked else 16  # counted masks: a level per pixel, of which the plan takes some
-        per_particle = N_MODELS * (2 * n_steps + 1) * (1 if masked else 8)
-        options: dict[str, Any] = {"process": _process(case, 1), "proposal": _proposal(case, strength), "seed": seed}
-        n = max(8, case.rows // 5 // per_particle)
-        found = cd.pilot(problem.target, cd.ladder.linear(n_steps + 1), n=n, **options)
-        several = n_chains * max(1, case.draws // 256)
-        return cd.ReplicaExchange(problem.target, pilot=found, n_chains=several, **options)
+    n_chains: int = 8
 
-    return Chain(make, piece=4, log_z=lambda values: values[-1], dropped=0.1)
-
-
-def gibbs(strength: float | None = None, n_particles: int = 32, n_chains: int = 2) -> Chain:
-    """`n_chains` for up to 1,023 draws, and as many more for every 512 draws beyond."""
-
-    def make(case: Case, problem: Guided, seed: int) -> cd.ParticleGibbs:
-        return cd.ParticleGibbs(
-            problem.target,
-            cd.ladder.linear(33),
-            n_particles=n_particles,
-            n_chains=n_chains * max(1, case.draws // 512),
-            seed=seed,
-            process=_process(case, 1),
-            proposal=_proposal(case, strength),
-        )
-
-    return Chain(make, piece=1, log_z=lambda values: -_log_mean([-v for v in values]))
+    def __call__(self, case: Case, problem: Guided, seed: int) -> cd.Result:
+        options: dict[str, Any] = {"process": _process(case, TURNS), "seed": seed}
+        per_particle = N_MODELS * (2 * _steps(case) + 1) * (1 if case.kind == "masked" else 4)
+        n = max(8, case.rows // 10 // per_particle)
+        found = cd.pilot(problem.target, cd.ladder.linear(_steps(case) + 1), n=n, **options)
+        several = self.n_chains * max(1, case.draws(case.side**2) // 256)
+        chain = cd.ReplicaExchange(problem.target, pilot=found, n_chains=several, **options)
+        before = chain.evaluate.counts.rows
+        chain.sample(2, progress=False)
+        used = chain.evaluate.counts.rows
+        n = max(2, int(2 * (case.rows - used) / (used - before)))
+        return chain.sample(n - n // 10, burn_in=n // 10, progress=False)
 
 
-METHODS: dict[str, Plain | Particles | Chain] = {
-    "plain guidance": Plain(),
-    "SMC of Lee et al.": Particles(at_once=None, lee=True),
-    "SMC, coins": Particles(counted=False),
-    "SMC": Particles(),
-    "SMC, two pixels at once": Particles(at_once=2),
-    "SMC, proposal 1": Particles(strength=1.0),
-    "particle Gibbs": gibbs(),
-    "replica exchange": crepe(),
-    "replica exchange, proposal 1": crepe(strength=1.0),
+METHODS: dict[str, Method] = {
+    "plain guidance": plain,
+    "SMC of Lee et al.": Lee(),
+    "SMC of Lee et al., 28 steps": Lee(TURNS),
+    "SMC, one pixel a turn": OnePass(None),
+    "SMC": OnePass(),
+    "particle Gibbs": Gibbs(),
+    "replica exchange": Exchange(),
 }
 
 
@@ -238,29 +206,20 @@ METHODS: dict[str, Plain | Particles | Chain] = {
 
 
 def measure(case: Case, method: str, seed: int, known: Known, problem: Guided) -> dict[str, Any]:
-    """Run until the rows are used up; the first pieces of a chain are dropped. Errors, and log Z less the truth."""
-    way = METHODS[method]
-    pieces: list[Piece] = []
-    for piece in way.run(case, problem, seed):
-        pieces.append(piece)
-        cost = piece.rows - (pieces[-2].rows if len(pieces) > 1 else 0)
-        if piece.rows + cost > 1.02 * case.rows:
-            break
-    kept = pieces[int(way.dropped * len(pieces)) :] if isinstance(way, Chain) else pieces
-    shares = torch.tensor([p.log_weight for p in kept], dtype=torch.float64).softmax(0)
-    errors = {}
-    for name, truth in known.means.items():
-        mean = torch.stack([share * p.means[name] for share, p in zip(shares, kept, strict=True)]).sum(0)
-        errors[name] = float((mean - truth).square().mean().sqrt())
+    """Errors, log Z less the truth, and what the method itself states of its error of pixel means, all pixels."""
+    out = METHODS[method](case, problem, seed)
+    found = {name: out.weights @ values for name, values in problem.statistics(out.x).items()}
+    stated = [out.mean(_pixel(i)).error for i in range(case.side**2)]
     return {
         "case": asdict(case),
         "method": method,
         "seed": seed,
-        "rows": pieces[-1].rows,
-        "errors": errors,
-        "log_z": way.log_z([p.log_z for p in kept]) - known.log_z,
+        "rows": out.evaluations.rows,
+        "errors": {name: float((found[name] - mean).square().mean().sqrt()) for name, mean in known.means.items()},
+        "stated": math.sqrt(math.fsum(e**2 for e in stated) / len(stated)),
+        "log_z": out.log_z.value - known.log_z,
     }
 
 
-def _log_mean(values: list[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).logsumexp(0)) - math.log(len(values))
+def _pixel(i: int) -> Callable[[Tensor], Tensor]:
+    return lambda x: x.flatten(1)[:, i].to(torch.float64)

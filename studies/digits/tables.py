@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.digits import grey
-from studies.digits.study import METHODS, Case, cases
+from studies.digits.study import METHODS, TURNS, Case, cases
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 
@@ -36,19 +36,26 @@ def summary(case: Case, results: Results) -> str | None:
     truth = results.get(f"{case.name} truth")
     if truth is None:
         return None
-    floors = truth["floors"]
-    rows: list[list[Any]] = [
-        ["exact draws, as many as the rows pay for", *(f"{floors[k]:.4f}" for k in NUMBERS), "–", case.rows, ""]
-    ]
+    one = truth["floors"]["pixels"]
+    rows: list[list[Any]] = []
+    for turns, floors in ((case.side**2, truth["floors"]), (TURNS, truth["floors of turns"])):
+        if turns == case.side**2 or case.kind == "masked":
+            exact = [f"{floors[k]:.4f}" for k in NUMBERS]
+            share = f"{floors['pixels'] / one:.2f}"
+            rows.append([f"exact draws, {turns} turns", *exact, exact[1], "–", share, case.rows, ""])
     for method in METHODS:
         # Seeds are numbers, and a method's name may begin with another's.
         names = [n for n in results.names(f"{case.name} {method} ?".replace(" ", "-")) if n.rsplit("-", 1)[1].isdigit()]
         found = [results[name] for name in names]
         if found:
             errors = [mean_and_error([f["errors"][k] for f in found]) for k in NUMBERS]
+            stated = mean_and_error([f["stated"] for f in found])
+            ratio = math.fsum(f["errors"]["pixels"] for f in found) / len(found) / one
+            cost = round(sum(f["rows"] for f in found) / len(found))
             log_z = mean_and_error([f["log_z"] for f in found])
-            rows.append([method, *errors, log_z, round(sum(f["rows"] for f in found) / len(found)), len(found)])
-    return markdown(["method", "P(digit)", "pixels", "pairs", "log Z - truth", "rows", "seeds"], rows)
+            rows.append([method, *errors, stated, log_z, f"{ratio:.2f}", cost, len(found)])
+    header = ["method", "P(digit)", "pixels", "pairs", "pixels, stated", "log Z - truth", "pixels / floor", "rows"]
+    return markdown([*header, "seeds"], rows)
 
 
 def painted(results: Results) -> str | None:

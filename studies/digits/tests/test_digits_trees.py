@@ -129,24 +129,28 @@ def test_every_method_of_the_study_runs_and_is_counted(tmp_path, monkeypatch):
     case = study.Case(side=2, digit=9, strength=2.0, rows=1200, n_truth=4000)
     known, results = study.truth_of(case, problem), Results(tmp_path)
     small = {
-        "plain guidance": study.Plain(),
-        "SMC of Lee et al.": study.Particles(at_once=None, lee=True, most=3),
-        "SMC": study.Particles(most=60),
-        "particle Gibbs": study.gibbs(n_particles=16, n_chains=1),
-        "replica exchange": study.crepe(n_chains=4),
+        "plain guidance": study.plain,
+        "SMC of Lee et al.": study.Lee(most=3),
+        "SMC": study.OnePass(),
+        "particle Gibbs": study.Gibbs(n_particles=16),
+        "replica exchange": study.Exchange(n_chains=4),
     }
     monkeypatch.setattr(study, "METHODS", small)
     monkeypatch.setattr(tables, "METHODS", small)
-    results.save(f"{case.name} truth", {"floors": study.floors(case, known), "log_z": 0.0, "share": 1.0})
+    monkeypatch.setattr(study, "TURNS", 4)
+    floors = {"floors": study.floors(case, known), "floors of turns": study.floors(case, known, 2)}
+    assert floors["floors of turns"]["pixels"] == pytest.approx(floors["floors"]["pixels"] / math.sqrt(2))
+    results.save(f"{case.name} truth", {**floors, "log_z": 0.0, "share": 1.0})
     for method in study.METHODS:
         found = study.measure(case, method, 0, known, problem)
         assert 0 < found["rows"] <= 1.02 * case.rows
         assert math.isnan(found["log_z"]) == (method == "plain guidance")
         assert all(math.isfinite(e) and e < 0.4 for e in found["errors"].values()), (method, found)
+        assert 0 < found["stated"] < 0.2
         results.save(f"{case.name} {method} 0", found)
     table = tables.summary(case, results)
     assert table is not None
-    assert len(table.splitlines()) == 3 + len(study.METHODS)
+    assert len(table.splitlines()) == 4 + len(study.METHODS)
     assert tables.summary(replace(case, digit=1), results) is None
 
 
