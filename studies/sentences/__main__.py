@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -76,10 +77,10 @@ def run_network(options: argparse.Namespace) -> None:
             record["seconds"] = time.process_time() - began
             results.save(unit.name, record, x=found.x.numpy().astype("int16"), weights=found.weights.numpy())
             print(f"{unit.name}: {record['seconds']:.0f} s of a core, verdict {found.verdict}", flush=True)
-    for cell in strengths.CHAINS:
-        name = f"chain {cell[0]:g} {cell[1]:g}"
-        if options.chains and name not in results:
-            x, record = strengths.run_chain(network, tokenizer, cell, label=1)
+    for cell, seed in itertools.product(strengths.CHAINS, range(strengths.N_CHAINS if options.chains else 0)):
+        name = strengths.chain_name(cell, seed)
+        if name not in results:
+            x, record = strengths.run_chain(network, tokenizer, cell, label=1, seed=seed)
             record |= {"label": 1, "target": cell[0], "proposal": cell[1]}
             results.save(name, record, x=x.numpy().astype("int16"))
             print(f"{name}: verdict {record['verdict']}", flush=True)

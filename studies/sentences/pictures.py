@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from studies.sentences.strengths import CHAINS, METHOD_NAMES, STRENGTHS
-from studies.sentences.tables import summary
+from studies.sentences.strengths import CHAINS, METHOD_NAMES, N_CHAINS, STRENGTHS, chain_name
+from studies.sentences.tables import by_target
 from studies.shared.results import Results
 
 __all__ = ["draw"]
 
 COLOURS = dict(zip(METHOD_NAMES, ("#888888", "#4477aa", "#228833", "#cc3311"), strict=True))
+COLOURS_OF = dict(zip(CHAINS, ("#cc3311", "#4477aa"), strict=True))
 SHIFTS = dict(zip(METHOD_NAMES, (-0.009, -0.003, 0.003, 0.009), strict=True))
 NAMES = {"replica exchange": "replica exchange (CREPE)", "plain": "plain guidance", "SMC": "SMC, batches of 50"}
 
@@ -41,30 +44,32 @@ def _panels(width: float = 8.4) -> tuple[Figure, np.ndarray]:
     return figure, axes
 
 
+def _thousands(axis: Axes) -> None:
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:,.0f}")
+    axis.yaxis.set_minor_formatter("{x:,.0f}")
+    axis.tick_params(axis="y", which="both", labelsize=8)
+
+
 def _sweep(results: Results) -> Figure | None:
-    """Against the target's strength: walks by the target's own strength (solid) and without guidance (dashed)."""
+    """Against the target's strength, over all proposals."""
     figure, axes = _panels()
     drawn = False
     for method in METHOD_NAMES:
-        for style, own in (("-o", True), ("--s", False)):
-            cells = [(w, w if own else 1.0) for w in STRENGTHS]
-            found = [(w, summary(results, w, p, method)) for w, p in cells]
-            there = [(w, s) for w, s in found if s is not None]
-            if (method == "plain" and not own) or len(there) < 2:
-                continue
-            drawn = True
-            label = NAMES.get(method, method) + ("" if own else ", proposal 1.0")
-            for axis, key in zip(axes, ("accuracy", "perplexity"), strict=True):
-                values, errors = ([s[k] for _, s in there] for k in (key, f"{key} error"))
-                at = [w + SHIFTS[method] for w, _ in there]
-                axis.errorbar(
-                    at, values, errors, fmt=style, color=COLOURS[method], label=label, ms=4, lw=1.3, elinewidth=0.7
-                )
+        found = [(w, by_target(results, w, method)) for w in STRENGTHS]
+        there = [(w + SHIFTS[method], one) for w, one in found if one is not None]
+        if len(there) < 2:
+            continue
+        drawn = True
+        for axis, key in zip(axes, ("accuracy", "perplexity"), strict=True):
+            values, errors = ([one[k] for _, one in there] for k in (key, f"{key} error"))
+            label = NAMES.get(method, method)
+            axis.errorbar([w for w, _ in there], values, errors, fmt="-o", color=COLOURS[method], label=label, ms=4)
     for axis in axes:
         axis.set_xlabel("strength of the target")
         axis.set_xticks(STRENGTHS)
-    axes[1].set_yscale("log")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7, frameon=False)
+    _thousands(axes[1])
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure if drawn else None
 
 
@@ -72,20 +77,21 @@ def _running(results: Results) -> Figure | None:
     """Averages of all draws up to an iteration."""
     figure, axes = _panels()
     drawn = False
-    for (target, proposal), colour in zip(CHAINS, ("#cc3311", "#4477aa"), strict=True):
-        record = results.get(f"chain {target:g} {proposal:g}")
+    for cell, seed in itertools.product(CHAINS, range(N_CHAINS)):
+        record = results.get(chain_name(cell, seed))
         if record is None or "texts" not in record:
             continue
         drawn = True
         n = np.arange(1, len(record["texts"]) + 1)
-        steps = n * record["n"] / len(n)
-        label = f"target {target:g}, proposal {proposal:g}: {record['verdict']}"
-        axes[0].plot(steps, np.cumsum(record["right"]) / n, color=colour, label=label, lw=1.3)
-        axes[1].plot(steps, np.exp(np.cumsum(record["nats"]) / np.cumsum(record["tokens"])), color=colour, lw=1.3)
+        steps, late = n * record["n"] / len(n), slice(len(n) // 20, None)  # the first averages are those of a few texts
+        colour, label = COLOURS_OF[cell], None if seed else f"target {cell[0]:g}, proposal {cell[1]:g}"
+        axes[0].plot(steps[late], (np.cumsum(record["right"]) / n)[late], color=colour, label=label, lw=1.1)
+        perplexity = np.exp(np.cumsum(record["nats"]) / np.cumsum(record["tokens"]))
+        axes[1].plot(steps[late], perplexity[late], color=colour, lw=1.1)
     for axis in axes:
         axis.set_xlabel("iterations after burn-in")
-    axes[0].set_ylim(0, 1)
-    axes[1].set_yscale("log")
+    axes[0].set_ylim(0.5, 1)
+    _thousands(axes[1])
     if drawn:
         axes[0].legend(fontsize=7, frameon=False, loc="lower right")
     return figure if drawn else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ __all__ = [
     "CHAINS",
     "STRENGTHS",
     "Unit",
+    "chain_name",
     "judge",
     "measure",
     "perplexity_of",
@@ -53,6 +54,12 @@ CELLS = FIRST + [(a, b) for a in STRENGTHS for b in STRENGTHS if (a, b) not in F
 
 CHAINS = [(1.4, 1.0), (1.4, 1.4)]
 """Where the paper saw accuracy drop along the chain, and its neighbour."""
+N_CHAINS = 3
+"""Runs of each, since one alone does not show what is chance."""
+
+
+def chain_name(cell: tuple[float, float], seed: int) -> str:
+    return f"chain {cell[0]:g} {cell[1]:g} {seed}"
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,7 @@ def reference(
     }
 
 
-def perplexity_of(nats: Sequence[float], tokens: Sequence[int]) -> float:
+def perplexity_of(nats: Iterable[float], tokens: Iterable[int]) -> float:
     """`exp` of the mean nats per token, over all texts.
 
     >>> round(perplexity_of([4.0, 2.0], [2, 1]), 2)                       # two nats per token

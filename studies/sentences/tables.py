@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from studies.sentences import sweep
-from studies.sentences.strengths import CELLS, CHAINS, METHOD_NAMES, perplexity_of
+from studies.sentences.strengths import CELLS, CHAINS, METHOD_NAMES, N_CHAINS, STRENGTHS, chain_name, perplexity_of
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 
@@ -100,22 +102,70 @@ def summary(results: Results, target: float, proposal: float, method: str) -> di
 
 
 def network(results: Results) -> str | None:
-    """The sweep on the network: accuracy and perplexity of each method, and verdicts on two of them."""
-    rows = []
-    for target, proposal in sorted(CELLS):
-        found = {method: summary(results, target, proposal, method) for method in METHOD_NAMES}
-        if any(found.values()):
-            rows.append([f"{target:g}, {proposal:g}"])
-            for one in found.values():
-                accuracy = one and f"{one['accuracy']:.2f} ± {one['accuracy error']:.2f}"
-                rows[-1].append(
-                    f"{accuracy}, {one['perplexity']:,.0f} ± {one['perplexity error']:,.0f}" if one else "–"
-                )
+    """The sweep on the network, cell by cell."""
+    found = [(cell, [summary(results, *cell, method) for method in METHOD_NAMES]) for cell in sorted(CELLS)]
+    rows = [[f"{target:g}, {proposal:g}", *map(_both, each)] for (target, proposal), each in found if any(each)]
     return markdown(["target, proposal", *METHOD_NAMES], rows) if rows else None
 
 
+def by_target(results: Results, target: float, method: str) -> dict[str, float] | None:
+    """Accuracy and perplexity of all runs with this target, whatever their proposal: corrected, they have one law.
+
+    The errors are those of the mean over runs. Draws of plain guidance have no proposal but the target, and are
+    independent: their errors are those of the cell.
+    """
+    if method == "plain":
+        return summary(results, target, target, method)
+    runs = [run for proposal in STRENGTHS for run in _runs(results, target, proposal, method).values()]
+    if len(runs) < 2:
+        return None
+    accuracy = np.array([np.mean(run["right"]) for run in runs])
+    rate = np.array([sum(run["nats"]) / sum(run["tokens"]) for run in runs])
+    perplexity, root = math.exp(rate.mean()), math.sqrt(len(runs))
+    return {
+        "accuracy": float(accuracy.mean()),
+        "accuracy error": float(accuracy.std(ddof=1)) / root,
+        "perplexity": perplexity,
+        "perplexity error": perplexity * float(rate.std(ddof=1)) / root,
+    }
+
+
+def _both(one: dict[str, Any] | None) -> str:
+    """Accuracy and perplexity with their errors."""
+    if one is None:
+        return "–"
+    accuracy = f"{one['accuracy']:.2f} ± {one['accuracy error']:.2f}"
+    return f"{accuracy}; {one['perplexity']:,.0f} ± {one['perplexity error']:,.0f}"
+
+
+def targets(results: Results) -> str | None:
+    """Accuracy and perplexity against the target's strength, over all proposals."""
+    found = [(target, [by_target(results, target, method) for method in METHOD_NAMES]) for target in STRENGTHS]
+    rows = [[f"{target:g}", *map(_both, each)] for target, each in found if any(each)]
+    return markdown(["target", *METHOD_NAMES], rows) if rows else None
+
+
+def slopes(runs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]] | None:
+    """How accuracy grows with the strength of the target and with that of the proposal, each with its error.
+
+    Least squares over runs; None where the two strengths are not apart. A method that corrects follows the target.
+
+    >>> runs = [{"target": t, "proposal": p, "right": [t - 0.5 * p]} for t in (1.0, 1.4) for p in (1.0, 1.4)]
+    >>> [round(slope, 6) for slope, _ in slopes(runs)]
+    [1.0, -0.5]
+    """
+    x = np.array([(1.0, run["target"], run["proposal"]) for run in runs])
+    y = np.array([np.mean(run["right"]) for run in runs])
+    if len(y) < 4 or np.linalg.matrix_rank(x) < 3:
+        return None
+    found = np.linalg.lstsq(x, y, rcond=None)[0]
+    variance = float(np.square(y - x @ found).sum()) / (len(y) - 3)
+    errors = np.sqrt(np.diag(variance * np.linalg.inv(x.T @ x)))
+    return [(float(found[i]), float(errors[i])) for i in (1, 2)]
+
+
 def methods(results: Results) -> str | None:
-    """Every method against SMC of the same cell and seed, over all cells; then diversity and verdicts of its runs."""
+    """Every method against SMC of the same cell and seed, over all cells; what it follows; diversity; verdicts."""
     rows = []
     for method in METHOD_NAMES:
         pairs, runs = [], []
@@ -124,45 +174,43 @@ def methods(results: Results) -> str | None:
             for key, run in _runs(results, *cell, method).items():
                 runs.append(run)
                 if key in other and method != "SMC":
-                    both = (run, other[key])
-                    accuracy, log_perplexity = (
-                        [np.mean(r["right"]) for r in both],
-                        [sum(r["nats"]) / sum(r["tokens"]) for r in both],
+                    ours, theirs = (
+                        (float(np.mean(r["right"])), sum(r["nats"]) / sum(r["tokens"])) for r in (run, other[key])
                     )
-                    pairs.append((accuracy[0] - accuracy[1], log_perplexity[0] - log_perplexity[1]))
+                    pairs.append((ours[0] - theirs[0], ours[1] - theirs[1]))
         if runs:
-            against = [_mean([float(v) for v in values], 2) for values in zip(*pairs, strict=True)] or ["–", "–"]
-            words, different = (
-                np.mean([len(t.split()) for r in runs for t in r["texts"]]),
-                np.mean([len(set(r["texts"])) for r in runs]),
-            )
-            rows.append([method, len(runs), *(against if len(pairs) > 1 else ["–", "–"]), f"{words:.1f}"])
-            rows[-1] += [f"{different:.0f}", f"{np.mean([r['distinct'][1] for r in runs]):.2f}"]
-            rows[-1] += [f"{np.mean([r['self-bleu'] for r in runs]):.2f}", _level([r["verdict"] for r in runs])]
-    header = ["method", "runs", "accuracy - that of SMC", "log perplexity - that of SMC", "words", "different texts"]
-    return markdown([*header, "distinct-2", "self-BLEU", "verdicts"], rows) if rows else None
+            against = [_mean(list(values), 2) for values in zip(*pairs, strict=True)] if len(pairs) > 1 else ["–", "–"]
+            follows = [f"{slope:+.2f} ± {error:.2f}" for slope, error in slopes(runs) or ()] or ["–", "–"]
+            different = np.mean([len(set(r["texts"])) for r in runs])
+            rows.append([method, len(runs), *against, *follows, f"{different:.0f}"])
+            rows[-1] += [
+                f"{np.mean([r['distinct'][1] for r in runs]):.2f}",
+                f"{np.mean([r['self-bleu'] for r in runs]):.2f}",
+            ]
+            rows[-1] += [_level([r["verdict"] for r in runs])]
+    header = ["method", "runs", "accuracy - SMC's", "log perplexity - SMC's", "slope in target", "slope in proposal"]
+    return markdown([*header, "different texts", "distinct-2", "self-BLEU", "verdicts"], rows) if rows else None
 
 
 def chains(results: Results) -> str | None:
     """The long chains, in quarters."""
     rows = []
-    for target, proposal in CHAINS:
-        found = results.get(f"chain {target:g} {proposal:g}")
+    for cell, seed in itertools.product(CHAINS, range(N_CHAINS)):
+        found = results.get(chain_name(cell, seed))
         if found and "texts" in found:
             parts = np.array_split(np.arange(len(found["texts"])), 4)
-            accuracy = ", ".join(f"{np.mean([found['right'][i] for i in part]):.2f}" for part in parts)
-            perplexity = ", ".join(
-                f"{perplexity_of([found['nats'][i] for i in part], [found['tokens'][i] for i in part]):,.0f}"
-                for part in parts
-            )
-            acceptance = f"{found['acceptance']:.2f} ({found['least acceptance']:.2f})"
-            rows.append([f"{target:g}, {proposal:g}", accuracy, perplexity, len(set(found["texts"]))])
-            rows[-1] += [len(found["texts"]), found["tours"], acceptance, found["verdict"]]
-    header = ["target, proposal", "accuracy by quarters", "perplexity by quarters", "different texts", "of", "tours"]
+            right, nats, tokens = (np.array(found[k]) for k in ("right", "nats", "tokens"))
+            quarters = ", ".join(f"{right[part].mean():.2f}" for part in parts)
+            perplexity = ", ".join(f"{perplexity_of(nats[part], tokens[part]):,.0f}" for part in parts)
+            rows.append([f"{cell[0]:g}, {cell[1]:g}", f"{right.mean():.2f} ({quarters})"])
+            rows[-1] += [f"{perplexity_of(nats, tokens):,.0f} ({perplexity})", found["tours"]]
+            rows[-1] += [f"{found['acceptance']:.2f} ({found['least acceptance']:.2f})", found["verdict"]]
+    header = ["target, proposal", "accuracy (by quarters)", "perplexity (by quarters)", "tours"]
     return markdown([*header, "acceptance (least)", "verdict"], rows) if rows else None
 
 
 def fill_page(page: Path, results: Results) -> Path:
     found = {"mixture": twin(results, "mixture"), "own": twin(results, "own"), "paper": paper(results)}
-    found |= {"network": network(results), "methods": methods(results), "chains": chains(results)}
+    found |= {"network": network(results), "targets": targets(results), "methods": methods(results)}
+    found |= {"chains": chains(results)}
     return fill(page, {name: table for name, table in found.items() if table is not None})

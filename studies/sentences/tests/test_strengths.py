@@ -213,7 +213,7 @@ def test_a_tiny_sweep_from_runs_to_figures(tmp_path):
         record = {**vars(unit), "rows": found.rows, "log_z": found.log_z, "verdict": found.verdict}
         results.save(unit.name, record, x=found.x.numpy(), weights=found.weights.numpy())
     x, record = strengths.run_chain(net, tokenizer, strengths.CHAINS[0], 1, n=60, burn_in=5, n_free=4)
-    results.save("chain 1.4 1", {**record, "label": 1}, x=x.numpy())
+    results.save("chain 1.4 1 0", {**record, "label": 1}, x=x.numpy())
 
     def sentiment(texts):
         return torch.tensor([float("a" in t or "b" in t) for t in texts], dtype=torch.float64)
@@ -229,6 +229,7 @@ def test_a_tiny_sweep_from_runs_to_figures(tmp_path):
             assert math.isclose(record["perplexity"], math.exp(2))
             assert abs(record["accuracy"] - found["SMC"]["accuracy"]) < 0.25
     assert tables.network(results).count("| 1.4, 1.4 |") == 1
+    assert tables.targets(results).count("| 1.8 |") == 1
     assert "| replica exchange | 4 |" in tables.methods(results)  # two cells, two labels
     assert "| 1.4, 1 |" in tables.chains(results)
     assert [p.name for p in pictures.draw(results, tmp_path)] == ["sweep.png", "running.png"]
