@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +119,10 @@ def test_it_stops_when_there_are_enough_draws_and_not_above_the_budget():
     more = early.go_on(100_000, budget)
     assert early.evaluations.rows < more.evaluations.rows <= budget
     assert torch.equal(more.x[: len(early.x)], early.x)
+    twice = early.go_on()
+    assert (twice.wanted, twice.budget) == (2 * early.wanted, 2 * early.budget)
+    pairs = next(f.settings for f in early.forecasts if f.method == "replica exchange")
+    assert re.fullmatch(r"(1 pair|\d+ pairs) of levels with (1 sub-step|\d+ sub-steps), (1 chain|\d+ chains)", pairs)
 
 
 def test_a_seed_names_the_draws():

@@ -17,7 +17,7 @@ from crepe_diffusion.diagnostics.evidence import Evidence
 from crepe_diffusion.diagnostics.starting import METHODS, StartingPass, heaviest
 from crepe_diffusion.errors import InputError, StoppedError
 from crepe_diffusion.samplers.discretisation import Coupled, Doubling
-from crepe_diffusion.samplers.pilot import RESAMPLE_BELOW
+from crepe_diffusion.samplers.pilot import RESAMPLE_BELOW, _token_features
 from crepe_diffusion.samplers.setup import part
 
 DIM, STEPS = 4, 32
@@ -455,3 +455,11 @@ def test_rows_of_an_iteration_are_those_of_a_chain(small):
     before = chain.evaluate.counts.rows
     chain.step()
     assert chain.evaluate.counts.rows - before == 3 * p.iteration_rows(4, 8)
+
+
+def test_features_of_tokens_tell_which_token_is_where():
+    """The same tokens at other places are as far away as other tokens."""
+    x = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1], [0, 1, 1, 1]])
+    features = _token_features(x, cd.Stream(0))
+    apart = torch.cdist(features, features)
+    assert float(apart[0, 1]) > float(apart[0, 2]) > 0, "four positions differ, and one"
