@@ -12,7 +12,7 @@ from studies.shared.results import Results
 
 __all__ = ["draw_all"]
 
-SHOWN = (0, 5, 1)
+SHOWN = (0, 2, 5)
 """The cases of the picture of errors."""
 
 
