@@ -100,12 +100,17 @@ def _process(case: Case, turns: int | None) -> Process:
     return masked if at_once is None else masked.counted()
 
 
-def plain(case: Case, problem: Guided, seed: int) -> cd.Result:
-    """Guidance as it is used, one pixel at a time: follow the guided prediction, correct nothing."""
-    masked = case.kind == "masked"
-    steps, turns = (1, case.side**2) if masked else (100, 100)
-    sampler = cd.Plain(problem.target, cd.ladder.linear(steps + 1), seed=seed, process=_process(case, case.side**2))
-    return sampler.sample(case.draws(turns), progress=False)
+@dataclass(frozen=True)
+class Plain:
+    """Guidance as it is used, one pixel at a time if `turns` is None: follow the guided prediction, correct nothing."""
+
+    turns: int | None = None
+
+    def __call__(self, case: Case, problem: Guided, seed: int) -> cd.Result:
+        turns = self.turns or case.side**2
+        steps, costs = (1, turns) if case.kind == "masked" else (100, 100)
+        ladder, process = cd.ladder.linear(steps + 1), _process(case, turns)
+        return cd.Plain(problem.target, ladder, seed=seed, process=process).sample(case.draws(costs), progress=False)
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,8 @@ class Exchange:
 
 
 METHODS: dict[str, Method] = {
-    "plain guidance": plain,
+    "plain guidance": Plain(),
+    "plain guidance, 28 turns": Plain(TURNS),
     "SMC of Lee et al.": Lee(),
     "SMC of Lee et al., 28 steps": Lee(TURNS),
     "SMC, one pixel a turn": OnePass(None),

@@ -129,7 +129,7 @@ def test_every_method_of_the_study_runs_and_is_counted(tmp_path, monkeypatch):
     case = study.Case(side=2, digit=9, strength=2.0, rows=1200, n_truth=4000)
     known, results = study.truth_of(case, problem), Results(tmp_path)
     small = {
-        "plain guidance": study.plain,
+        "plain guidance": study.Plain(),
         "SMC of Lee et al.": study.Lee(most=3),
         "SMC": study.OnePass(),
         "particle Gibbs": study.Gibbs(n_particles=16),
