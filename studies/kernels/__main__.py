@@ -2,7 +2,7 @@
 
     python -m studies.kernels                the whole study: 25 minutes of one core; fills README.md and tables.md
     python -m studies.kernels --from-json    fill them again from results.json
-    python -m studies.kernels --only "SMC, rne"    measure this sampler again, keep the rest of results.json
+    python -m studies.kernels --only "SMC, rne"    measure this sampler or kernel again, keep the rest
     python -m studies.kernels --quick        a minute or two, into results/kernels-quick
 
 Every number of the tables comes from results.json, which this command writes first.
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, help="folder of results.json, the figure and the pages")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("--from-json", action="store_true", help="measure nothing: read results.json")
-    parser.add_argument("--only", nargs="+", metavar="SAMPLER", help="measure these again and keep all other results")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="measure these again and keep all other results")
     options = parser.parse_args(arguments)
     folder = options.out or (Path("results/kernels-quick") if options.quick else HERE)
     store = Results(folder)

@@ -130,12 +130,14 @@ FISHER = Gaussian(variance="fisher")
 
 
 def kernels(problem: Problem) -> Iterator[tuple[str, Process]]:
-    """The kernels that apply; a diagonal variance only where scales differ between coordinates."""
+    """The kernels that apply; a diagonal variance only where scales differ, the default only where it may be one."""
     p = problem.target.models[0]
     assert isinstance(p, GaussianMixture)
     mean = p.weights @ p.means
     total = p.weights @ (p.eigenvalues + (p.means - mean) ** 2)
     yield "Fisher", FISHER
+    if problem.setting.dimension > 1:
+        yield "Fisher, default", Gaussian()
     if "stiff" in problem.name and problem.setting.dimension > 1:
         yield "Fisher, diagonal", Gaussian(variance="fisher-diagonal")
     yield "v = d", Gaussian(variance=math.inf)
@@ -145,13 +147,13 @@ def kernels(problem: Problem) -> Iterator[tuple[str, Process]]:
         yield "Euler, reference", EulerMaruyama(reference=float(total.mean().sqrt()))
 
 
-def compare_kernels(problem: Problem, effort: Effort, seed: int) -> Iterator[Record]:
-    """Error, barrier and cost of each kernel with each proposal, at equal rows."""
+def compare_kernels(problem: Problem, effort: Effort, seed: int, only: Collection[str] = ()) -> Iterator[Record]:
+    """Error, barrier and cost of each kernel with each proposal, at equal rows; of those in `only`, or of all."""
     proposals = ("balanced",) if sum(problem.target.exponents) == 1 else ("balanced", "paper")
     iterations = effort.kernel_iterations_20d if problem.setting.dimension == 20 else effort.kernel_iterations
     rows = iterations * effort.kernel_chains * effort.n_levels * len(problem.target.models)
     for kernel, process in kernels(problem):
-        for k in proposals:
+        for k in proposals if kernel in only or not only else ():
             runs = [
                 run_chain(
                     problem, effort.n_levels, 1, rows=rows, n_chains=effort.kernel_chains, n_groups=effort.n_groups,
@@ -345,17 +347,28 @@ def _versus(problem: Problem, sampler: str, errors: list[float], costs: list[flo
 
 
 def measure_again(
-    results: Record, samplers: Collection[str], effort: Effort, done: Callable[[str], None] = lambda name: None
+    results: Record, names: Collection[str], effort: Effort, done: Callable[[str], None] = lambda name: None
 ) -> Record:
-    """The same results with these samplers measured again."""
-    kept = [r for r in results["versus"] if r["sampler"] not in samplers]
+    """The same results with these samplers and kernels measured again, or for the first time."""
+    versus = {(r["problem"], r["sampler"]): r for r in results["versus"]}
+    of_kernels = {(r["problem"], r["kernel"], r["proposal"]): r for r in results["kernels"]}
     for setting in SETTINGS:
         for task in TASKS:
             problem = Problem(setting, task, torch.float32)
-            kept += compare_samplers(problem, effort, results["seed"], samplers)
+            versus |= {
+                (r["problem"], r["sampler"]): r for r in compare_samplers(problem, effort, results["seed"], names)
+            }
+            of_kernels |= {
+                (r["problem"], r["kernel"], r["proposal"]): r
+                for r in compare_kernels(problem, effort, results["seed"], names)
+            }
             done(problem.name)
-    order = [(r["problem"], r["sampler"]) for r in results["versus"]]
-    return {**results, "versus": sorted(kept, key=lambda r: order.index((r["problem"], r["sampler"])))}
+    order = list(dict.fromkeys(r["problem"] for r in results["kernels"]))
+    return {
+        **results,
+        "versus": list(versus.values()),
+        "kernels": sorted(of_kernels.values(), key=lambda r: order.index(r["problem"])),
+    }
 
 
 def measure(effort: Effort, seed: int, done: Callable[[str], None] = lambda name: None) -> Record:
