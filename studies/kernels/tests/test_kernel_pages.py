@@ -43,13 +43,23 @@ def test_a_quick_run_resolves_no_order(tmp_path: Path) -> None:
     assert pages.count("| not resolved | 0 |") == 48
 
 
-def test_one_sampler_is_measured_again_and_the_others_are_kept(monkeypatch):
+def test_one_sampler_and_one_kernel_are_measured_again_and_the_others_are_kept(monkeypatch):
     monkeypatch.setattr(measuring, "SETTINGS", SETTINGS[:1])
     monkeypatch.setattr(measuring, "TASKS", TASKS[:1])
     name = measuring.Problem(SETTINGS[0], TASKS[0]).name
     samplers = ["CREPE", measuring.SMALL_BATCHES, "guidance alone"]
-    before = {"seed": 0, "versus": [{"problem": name, "sampler": s, "mode_error": (9.0, 9.0)} for s in samplers]}
-    after = measuring.measure_again(before, [measuring.SMALL_BATCHES], measuring.QUICK)
+    old = {"problem": name, "proposal": "balanced", "tv": 9.0}
+    before = {
+        "seed": 0,
+        "versus": [{"problem": name, "sampler": s, "mode_error": (9.0, 9.0)} for s in samplers],
+        "kernels": [old | {"kernel": "Fisher"}, old | {"kernel": "DDPM"}],
+    }
+    after = measuring.measure_again(before, [measuring.SMALL_BATCHES, "DDPM"], measuring.QUICK)
+    assert after["kernels"][0] == before["kernels"][0]
+    assert [(r["kernel"], r["proposal"], r["tv"] < 1) for r in after["kernels"][1:]] == [
+        ("DDPM", "balanced", True),
+        ("DDPM", "paper", True),
+    ]
     assert [r["sampler"] for r in after["versus"]] == samplers
     assert after["versus"][0] == before["versus"][0]
     assert after["versus"][2] == before["versus"][2]
