@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import crepe_diffusion as cd
 from checks import refuted
 from crepe_diffusion.processes import Euler, Masked, Uniform, discrete
+from crepe_diffusion.samplers.pilot import _token_features
 
 V, LENGTH = 3, 4
 JOINT, OTHER = (cd.Stream(8).at(i).uniform((1, *[V] * LENGTH))[0] ** 3 for i in range(2))
@@ -256,3 +259,55 @@ def test_memory_is_at_most_three_predictions_of_the_micro_batch(process, on):
 
     small(chain.step)
     refuted(small, lambda: chain.evaluate.networks.predict(chain.state.x, torch.ones(6)))  # the whole batch
+
+
+KNOWN = {
+    "single tokens, masked": (lambda: Masked(V, at_once=1), cd.SingleToken(2)),
+    "single tokens, uniform": (lambda: Uniform(V, at_once=None), cd.SingleToken(2)),
+    "turns": (lambda: Masked(V, at_once=2), None),
+    "all at once": (lambda: Masked(V, at_once=None), None),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_known_densities_are_used_whether_predictions_are_kept_or_not(name, monkeypatch):
+    """Another density than that of the models: works and draws follow it, and the same if tokens are asked for."""
+    make, explorer = KNOWN[name]
+    target = guided(None, "masked" if isinstance(make(), Masked) else "uniform")
+    logs = tuple(lambda x, t, c=c: c * (t + 0.1) * (x == 0).double().sum(1) for c in (0.3, 1.1))
+    process = replace(make(), log_probs=logs)
+    kept, _ = exchange(target, process, explorer)
+    without, _ = exchange(target, make(), explorer)
+    assert not torch.allclose(kept[3], without[3])
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    asked, evaluate = exchange(target, process, explorer)
+    assert not evaluate.keeps_predictions
+    for a, b in zip(kept, asked, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("process", ["masked by two", "uniform at once"])
+def test_a_pilot_of_long_texts_finds_what_a_pilot_of_short_ones_finds(process, monkeypatch):
+    """What the size of steps does, and rows of a walk, to which comparing steps does not count."""
+    target = guided(None, "uniform" if "uniform" in process else "masked")
+    steps, made = cd.ladder.of([0.02, 0.3, 0.5, 0.7, 0.98]), PROCESSES[process](None)
+    kept = cd.pilot(target, steps, n=8, seed=1, process=made)
+    monkeypatch.setattr(discrete, "MOST_KEPT", 0)
+    asked = cd.pilot(target, steps, n=8, seed=1, process=made)
+    for way, size in kept.discretisation.items():
+        assert size.value != 0
+        assert (asked.discretisation[way].value, asked.discretisation[way].error) == pytest.approx(
+            (size.value, size.error)
+        )
+    # Of each model: two pairs of steps are compared each way, by three ratios. A state that rests costs nothing.
+    assert asked.walk_rows == (asked.rows - 2 * 8 * 2 * 2 * 3) / (2 * 8)
+    assert (kept.walk_rows, kept.state_rows) == ((kept.rows - 2 * 8) / (2 * 8), 2)
+    assert asked.state_rows == 0
+    assert asked.features.shape == (2, 5, 8, 32)
+    assert torch.equal(asked.features[0, 0], _token_features(asked.x[0], cd.Stream(1).at("features")))
+
+
+def test_a_prediction_is_kept_up_to_its_size(monkeypatch):
+    monkeypatch.setattr(discrete, "MOST_KEPT", V * LENGTH)
+    assert Masked(V).keeps_predictions(torch.Size([LENGTH]))
+    assert not Masked(V).keeps_predictions(torch.Size([LENGTH + 1]))

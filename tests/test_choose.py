@@ -232,3 +232,7 @@ def test_bad_input_is_refused():
         cd.sample(MODEL**2.0, [0.1, 1.0])
     with pytest.raises(cd.InputError, match="a budget of 100 rows is too small"):
         cd.sample(MODEL**2.0, LADDER, budget=100, process=EXACT)
+    # 16 particles: 17 rows of each in the pilot, nine in a pass, which is the least that can be drawn.
+    with pytest.raises(cd.InputError, match="a pilot of 16 particles took 272; give at least 544"):
+        cd.sample(MODEL**2.0, LADDER, budget=272 + 143, process=EXACT)
+    assert cd.sample(MODEL**2.0, LADDER, budget=272 + 144, process=EXACT).evaluations.rows == 272 + 144

@@ -361,3 +361,37 @@ def test_a_step_does_not_change_what_was_handed_out_before():
     for tensors, copies in kept:
         for z, copy in zip(tensors, copies, strict=True):
             torch.testing.assert_close(z, copy, atol=0, rtol=0, equal_nan=True)
+
+
+BOUNCED = {
+    "Gaussian": (lambda reward: DATA.tilt(reward, negligible=0.0), PROCESS, lambda: ladder(2)),
+    "turns": (
+        lambda reward: Tokens().model().tilt(reward, on="state", negligible=0.0),
+        Masked(3, at_once=1),
+        lambda: cd.ladder.linear(M + 1, 0.1, 0.9, substeps=2),
+    ),
+    "at once": (
+        lambda reward: Tokens().model().tilt(reward, on="state", negligible=0.0),
+        Masked(3, at_once=None),
+        lambda: cd.ladder.linear(M + 1, 0.1, 0.9, substeps=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("name", BOUNCED)
+def test_a_bounce_evaluates_rewards_where_it_ends_and_not_where_it_turns(name, kept, monkeypatch):
+    if not kept:
+        monkeypatch.setattr("crepe_diffusion.processes.discrete.MOST_KEPT", 0)
+    target, process, steps = BOUNCED[name]
+    rows = []
+
+    def reward(x):
+        rows.append(len(x))
+        return x.double().flatten(1).sum(1)
+
+    options = {"process": process, "n_chains": 2, "explorer": cd.Bounce(2)}
+    chain = cd.ReplicaExchange(target(reward), steps(), **options)
+    rows.clear()
+    chain.step()
+    assert sum(rows) == 2 * 2 * (M + 1), "after the swap and after the bounce"

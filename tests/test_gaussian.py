@@ -765,3 +765,60 @@ def test_squares_of_many_coordinates_are_summed_by_pieces():
     z = Stream(5).normal((2, 3 * PIECE + 7)).float()
     for part in (z, z[:, : 2 * PIECE], z[:, :9]):
         torch.testing.assert_close(_sum_squares(part, torch.float64), part.double().square().sum(1), rtol=1e-6, atol=0)
+
+
+def test_the_posterior_variance_of_padded_events_is_that_of_their_own_entries():
+    """Atoms 0 and 2 of three, in the plane; with a zero mean each has half of what it would have alone."""
+    mask = torch.tensor([[True] * 2, [False] * 2, [True] * 2])
+    diagonal = Gaussian(information=table([0.2, 0.6, 2.5, 1.0], torch.zeros(4)), mask=mask)
+    found = diagonal.posterior_variance(TIMES, (3, 2))
+    rho2 = f64([0.2, 0.6, 2.5, 1.0]) ** 2
+    exact = TIMES[:, None] ** 2 * rho2 / (TIMES[:, None] ** 2 + rho2)
+    torch.testing.assert_close(found[:, mask], exact)
+    assert not found[:, ~mask].any()
+    centred = Gaussian(variance=0.8, zero_mean=0, mask=mask).posterior_variance(TIMES, (3, 2))
+    one = TIMES**2 * 0.64 / (TIMES**2 + 0.64)
+    torch.testing.assert_close(centred[:, mask], (one / 2)[:, None].expand(-1, 4))
+    assert not centred[:, ~mask].any()
+
+
+def test_known_densities_of_segments_are_summed():
+    process = Gaussian(variance=0.5, log_probs=(MIXTURES[1].log_prob, OTHERS[1].log_prob)).repeated(3)
+    x, t = STREAM.at("segments").normal((4, 3, 1)), TIMES[:4]
+    for log_prob, model in zip(process.log_probs, (MIXTURES[1], OTHERS[1]), strict=True):
+        torch.testing.assert_close(log_prob(x, t), sum(model.log_prob(x[:, i], t) for i in range(3)))
+    assert Gaussian(variance=0.5).repeated(3).log_probs is None
+
+
+def test_information_of_segments_is_that_of_each():
+    """Whatever its form: one number for all, one per coordinate, or a matrix."""
+    from crepe_diffusion.processes.information import Information, Spectrum
+
+    class Fixed(Information):
+        def __init__(self, *spectra, centre=None):
+            self.spectra, self.mean = spectra, centre
+
+        def of(self, model, t):
+            return self.spectra[model]
+
+        def centre(self, model):
+            return self.mean
+
+    which, vectors = torch.tensor([0, 1, 0]), torch.stack([orthogonal(2), torch.eye(2, dtype=torch.float64)])
+    values = f64([[0.1, 0.4], [0.3, 0.2], [0.1, 0.4]])
+    turned, number = Spectrum(values, vectors, which), Spectrum(values[:, :1])
+    repeated = Fixed(turned, number, centre=f64([1.0, 2.0])).repeated(2)
+    assert torch.equal(repeated.of(1, TIMES).values, values[:, :1])
+    assert torch.equal(repeated.of(0, TIMES).values, values.repeat(1, 2))
+    assert repeated.centre(0).tolist() == [1.0, 2.0, 1.0, 2.0]
+    assert Fixed(turned).repeated(2).centre(0) is None
+    z = STREAM.at("turned").normal((3, 4))
+    dense = [vectors[k] @ torch.diag(values[i]) @ vectors[k].T for i, k in enumerate(which.tolist())]
+    expected = torch.stack([(z[i].reshape(2, 2) @ dense[i]).flatten() for i in range(3)])
+    torch.testing.assert_close(repeated.of(0, TIMES).times(z), expected)
+    # A sum of matrices with other axes, for rows that share them and for two pieces.
+    other = Spectrum(values.flip(1).repeat(1, 2), vectors.flip(0), which)
+    total = Spectrum.total([repeated.of(0, TIMES), other], [0.5, -2.0])
+    second = [vectors[1 - k] @ torch.diag(values[i].flip(0)) @ vectors[1 - k].T for i, k in enumerate(which.tolist())]
+    expected = torch.stack([(z[i].reshape(2, 2) @ (0.5 * dense[i] - 2.0 * second[i])).flatten() for i in range(3)])
+    torch.testing.assert_close(total.times(z), expected)

@@ -308,3 +308,14 @@ def test_a_product_that_excludes_every_token_is_news():
     one, other = (cd.models.TokenTable(p, "masked") for p in (f64([1.0, 0.0]), f64([0.0, 1.0])))
     with pytest.raises(cd.NonFiniteError, match="no category of positive probability"):
         cd.ReplicaExchange(one * other, cd.ladder.linear(4)).sample(3)
+
+
+def test_what_is_not_finite_is_counted_in_blocks_too():
+    """Rows that walk in blocks of eight are counted at the level they came to, like all at once."""
+    found = []
+    for size in (None, 8):
+        run = chain(Network(far_right), nonfinite="reject", micro_batch=size)
+        run.sample(6)
+        found.append(dict(run.evaluate.counts.nonfinite))
+    assert found[0] == found[1]
+    assert set(found[0]) == {1, 2}

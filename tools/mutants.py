@@ -4,7 +4,8 @@
 
 A mutant is one change of the source: an operator, a comparison, a sign, a constant, a condition, a dropped
 statement, two arguments in the wrong order, a function exchanged for its sibling. N of them are drawn by a seed from
-all that can be made of `MUTATED`. Texts, annotations, errors and assertions are not mutated.
+all that can be made of `MUTATED`. Texts, annotations, errors and assertions are not mutated, nor is what cannot matter:
+arguments of `SYMMETRIC` functions, and whether `zip` compares lengths.
 
 Which lines each default test executes, and how long it takes, is measured once on the sound sources. A mutant is then
 shown to the tests that execute it until one fails or `--budget` seconds of tests are spent: first those that are quick
@@ -57,9 +58,10 @@ MUTATED = ("paths.py", "kernels", "processes", "samplers")
 # Files of tests that are shown a mutant, besides doctests: those about these rooms.
 SHOWN = (
     "adapt", "adaptive", "asking", "choose", "conditions", "contract", "contract_models", "contract_samplers",
-    "counted", "counts", "diagnostics", "discrete_models", "draws", "exact", "gaussian", "in_place", "inputs", "models",
-    "nonfinite", "padding", "particle_gibbs", "pilot", "plan", "planted_bugs", "quadrature", "random", "restitch",
-    "samplers", "schedules", "sharing", "smc", "smc_joints", "starter", "tours", "verdict",
+    "counted", "counts", "devices", "diagnostics", "discrete_models", "draws", "edges", "exact", "examples", "gaussian",
+    "in_place", "inputs", "models", "nonfinite", "padding", "particle_gibbs", "pilot", "plan", "planted_bugs",
+    "quadrature", "random", "restitch", "samplers", "schedules", "sharing", "smc", "smc_joints", "starter", "tours",
+    "verdict",
 )  # fmt: skip
 # Once, before tests are forked: what takes long to import.
 IMPORTED = ("arviz_stats", "beartype", "jaxtyping", "scipy.stats", "torch.distributed.tensor", "zarr.testing")
@@ -83,6 +85,7 @@ SIBLINGS = {
     "softmax": "log_softmax", "log_softmax": "softmax", "floor": "ceil", "ceil": "floor", "k_up": "k_down",
     "k_down": "k_up", "target": "proposal",
 }  # fmt: skip
+SYMMETRIC = ("max", "min", "maximum", "minimum", "hypot", "logaddexp", "equal")
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,8 @@ class Mutator:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             return
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, ast.keyword) and node.arg == "strict":
             return
         for change in CHANGES:
             change(self, node)
@@ -208,6 +213,8 @@ class Mutator:
 
     def arguments(self, node: ast.AST) -> None:
         if not isinstance(node, ast.Call) or any(isinstance(a, ast.Starred) for a in node.args):
+            return
+        if isinstance(node.func, (ast.Name, ast.Attribute)) and ast.unparse(node.func).split(".")[-1] in SYMMETRIC:
             return
         for a, b in zip(node.args, node.args[1:], strict=False):
             (start, middle), (back, end) = self._span(a), self._span(b)

@@ -516,7 +516,7 @@ class Gaussian(GaussianProcess):
     def posterior_variance(self, t: Tensor, event: tuple[int, ...]) -> Tensor:
         """`E Var[x_0 | x_t]` of each coordinate under the first model, `t^2 (1 - t^2 I_t)`, (times, *event)."""
         a = self._of(0, t)
-        v = (t * t)[:, None] * (1 - a.values).clamp(0, 1)
+        v = (t * t)[:, None] * (1 - a.values)
         v = v.expand(-1, self.n_coordinates(torch.Size(event)))
         if a.vectors is not None:
             axes = a.vectors.mT if self.basis is None else a.vectors.mT @ self.basis.to(a.vectors)

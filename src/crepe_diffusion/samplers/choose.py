@@ -401,7 +401,7 @@ def sample(
         )
         track.done = found.rows
         left = budget - found.rows
-        if left < found.rows / n:
+        if left < n * (found.walk_rows + found.state_rows):
             raise InputError(
                 f"a budget of {budget:,} rows is too small: a pilot of {n} particles took {found.rows:,}; give at least"
                 f" {2 * found.rows:,}, or a ladder with fewer steps than {n_steps}"

@@ -96,7 +96,7 @@ class Doubling:
             before = self.evaluate.counts.rows
             found = self.evaluate.ask(high[0], high[2], asked)[1]
             self.rows += self.evaluate.counts.rows - before
-            models, proposal = process.known_ratios(found[:-1], low[0], high[0], low[2], high[2]), found[-1]
+            models, proposal = found[:-1], found[-1]
             return c @ models - proposal, proposal if direction < 0 else torch.zeros_like(proposal)
 
         def ratios(at_low: Evaluation) -> tuple[Tensor, Tensor]:

@@ -354,7 +354,7 @@ def pilot(
         found = _Pass(evaluate, n, stream, advance)
         down = found.walk_down()
         up = found.walk_up()
-        walked = evaluate.counts.rows - rows - n * evaluate.network_rows - found.coupled.rows - found.doubling.rows
+        walked = evaluate.counts.rows - rows - n * found.state_rows - found.coupled.rows - found.doubling.rows
     return Pilot(
         target=target,
         ladder=steps,
@@ -375,7 +375,7 @@ def pilot(
         discretisation=found.doubling.estimates(_dof(down.log_weights[0].exp(), down.eve[0])),
         counts=evaluate.counts.copy(),
         walk_rows=walked / (2 * n),
-        state_rows=evaluate.network_rows,
+        state_rows=found.state_rows,
         in_turn=found.in_turn,
     )
 
@@ -433,11 +433,15 @@ class _Pass:
         self.in_turn = isinstance(evaluate.process, Masked) and evaluate.process.takes_turns
         self.doubling, self.coupled = Doubling(evaluate, n), Coupled(evaluate)
         self.steps = torch.zeros(n, dtype=torch.float64)
+        self.state_rows = 0
 
     def walk_down(self) -> _Found:
         evaluate, n, found = self.evaluate, self.n, _Found()
         x = evaluate.noise(self.stream.at("noise"), n)
+        before = evaluate.counts.rows
         seen = evaluate(x, self.times[-1:].expand(n))
+        # Where tokens are asked for, a state costs nothing unless a reward looks at its predictions.
+        self.state_rows = evaluate.network_rows if evaluate.counts.rows > before else 0
         reward = home(seen.reward)[0]
         self.log_first = reward.to(torch.float64).logsumexp(0) - math.log(n)
         here = _Particles(x, seen, _normalised(reward, self.top), torch.arange(n), self.steps)

@@ -110,7 +110,7 @@ def _play(pilot: Pilot, ends: Tensor) -> float:
     """
     rng = np.random.default_rng(0)
     ends_list = ends.tolist()
-    top, n = len(ends_list) - 1, pilot.n
+    top = len(ends_list) - 1
     blocks = list(pairwise(ends_list))
     down = torch.stack([pilot.down[a:b].sum(0) for a, b in blocks]).nan_to_num(nan=-math.inf).numpy()
     up = torch.stack([pilot.up[a:b].sum(0) for a, b in blocks]).nan_to_num(nan=math.inf).numpy()
@@ -121,12 +121,12 @@ def _play(pilot: Pilot, ends: Tensor) -> float:
 
     chains = np.arange(CHAINS)
     kind = np.zeros((CHAINS, top + 1), dtype=np.int64)
-    slot = np.stack([np.searchsorted(c / c[-1], rng.random(CHAINS)).clip(max=n - 1) for c in cumulative], 1)
+    slot = np.stack([np.searchsorted(c / c[-1], rng.random(CHAINS)) for c in cumulative], 1)
     tour = chains[:, None] * (top + 1) + np.arange(top + 1)
     n_tours, seen = CHAINS * (top + 1), []
     for i in range(PLAYED):
         # The noise end is drawn again: a new tour.
-        slot[:, top] = np.searchsorted(cumulative[top] / cumulative[top, -1], rng.random(CHAINS)).clip(max=n - 1)
+        slot[:, top] = np.searchsorted(cumulative[top] / cumulative[top, -1], rng.random(CHAINS))
         kind[:, top] = 0
         tour[:, top] = n_tours + chains
         n_tours += CHAINS

@@ -64,14 +64,10 @@ class Residual:
         b, n = log_weights.shape
         w = log_weights.exp()
         copies = (n * w + 1e-12).floor()
-        rest = (n * w - copies).clamp(min=0)
-        left = n - copies.sum(1, keepdim=True)
-        drawn = ancestors(rest / rest.sum(1, keepdim=True).clamp(min=1e-300), stream.uniform((b, n)))
-        kept = ancestors(
-            copies / copies.sum(1, keepdim=True).clamp(min=1),
-            (torch.arange(n) + 0.5).expand(b, n) / (n - left).clamp(min=1),
-        )
-        return torch.where(torch.arange(n) < n - left, kept, drawn), _equal(log_weights)
+        rest, certain = (n * w - copies).clamp(min=0), copies.sum(1, keepdim=True)
+        drawn = ancestors(rest, stream.uniform((b, n)))
+        kept = ancestors(copies, (torch.arange(n) + 0.5) / certain)
+        return torch.where(torch.arange(n) < certain, kept, drawn), _equal(log_weights)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def prepare(
     # At the data end, since a reward may not be called at the noise end.
     n = evaluate.networks.n_conditions
     evaluator(process.fitted(GaussianData(0.0)))(evaluate.empty(2 * n), ladder.times[:1].expand(2 * n))
-    fit_samples = -(-fit_samples // n) * n
+    fit_samples = -(-positive("fit_samples", fit_samples) // n) * n
     measured_on = ladder if fit_on is None else fit_on
     information = fit_information(
         target, measured_on, process, fit_samples, stream, micro_batch, counts, nonfinite, advance
