@@ -13,7 +13,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import refuted
-from crepe_diffusion.processes import Euler, EulerMaruyama, Masked
+from crepe_diffusion.processes import Euler, EulerMaruyama, Masked, Uniform
 
 LEVELS = cd.ladder.karras(5, 0.05, 10.0, substeps=2)
 FINISH = cd.ladder.karras(4, 0.05, 10.0, n_finish=1)
@@ -73,6 +73,36 @@ def chosen(seed: int) -> torch.Tensor:
     return cd.sample(mixture() ** 2.0, LEVELS, n_effective=5, budget=4000, seed=seed).x[::9]
 
 
+def first(x: torch.Tensor) -> torch.Tensor:
+    return x[:, 0].double()
+
+
+def passed(seed: int) -> torch.Tensor:
+    """What pilots estimate and plan: log Z by three ways each, what the steps do to it, the cuts of plans."""
+    target = (mixture() ** 2.0).tilt(lambda x: 0.3 * x[:, 1], on="state", anneal=cd.anneal.constant())
+    one = cd.pilot(target, LEVELS, n=12, seed=seed, fit_samples=16)
+    model = cd.models.TokenTable(TABLE, "uniform")
+    two = cd.pilot(model**1.5, TIMES, n=6, seed=seed, process=Uniform(3, at_once=2))
+    found = [p.log_z(way) for p in (one, two) for way in ("down", "up", "bar")]
+    found += [*one.discretisation.values(), *two.discretisation.values(), one.mean(first), one.particles.log_z]
+    cuts = [[c.arrivals, c.effective] for p in (one, two) for c in p.plan().cuts]
+    return torch.tensor([*([e.value, e.error] for e in found), *cuts], dtype=torch.float64)
+
+
+def estimated(seed: int) -> torch.Tensor:
+    """log Z and a mean of each sampler, then effective sizes and rows."""
+    target, options = mixture() ** 2.0, {"seed": seed, "fit_samples": 16}
+    often = {"ess_threshold": 0.9, **options}
+    results = [
+        cd.ReplicaExchange(target, LEVELS, n_chains=2, **options).sample(12, burn_in=2, thin=2),
+        cd.SMC(target, LEVELS, n_particles=6, n_batches=3, resampling=cd.Partial(), **often).sample(2),
+        cd.SMC(target, LEVELS, n_particles=16, resampling=cd.Residual(), **often).sample(),
+        cd.ParticleGibbs(target, LEVELS, n_particles=4, n_chains=2, **often).sample(8, burn_in=1),
+    ]
+    found = [[e.value, e.error] for out in results for e in (out.log_z, out.mean(first))]
+    return torch.tensor([*found, *([out.ess(first), out.evaluations.rows] for out in results)], dtype=torch.float64)
+
+
 DRAWS = {
     exchange: [
         [1.701111706468, -1.037820199001],
@@ -108,6 +138,43 @@ DRAWS = {
         [1.546280498439, -0.352315183894],
         [1.014654620518, -0.840576634278],
         [-1.747055690364, 0.685308296901],
+    ],
+    passed: [
+        [6.78981767325, 0.788253289519],
+        [4.07049803639, 0.470154863529],
+        [4.00390560069, 0.710524403517],
+        [-0.391711504669, 0.278549489889],
+        [-0.247114104429, 0.51622452037],
+        [-0.290591516373, 0.286082907387],
+        [-2.70088672587, 2.01157234371],
+        [-7.07504214784, 2.26942024455],
+        [-4.88796443685, 1.46655413105],
+        [0.0333151382155, 0.060065041681],
+        [0.0345807729262, 0.1211431087],
+        [0.0339479555709, 0.0750469225978],
+        [-1.51678280676, 1.15118611987],
+        [8.01486971732, 2.94739056513],
+        [9.3428259638, 6.42469735342],
+        [11.4001389754, 3.6263393609],
+        [6.4115192777, 3.59653255073],
+        [4.02776057839, 2.69567981801],
+        [15.2156078248, 9.19317973202],
+        [16.5970106769, 9.17455034043],
+        [17.7126964925, 9.65795199967],
+    ],
+    estimated: [
+        [5.66140841423, 0.192900706787],
+        [0.579053472155, 0.48519319623],
+        [9.09098345235, 0.604735988331],
+        [-0.147632923322, 1.20254586837],
+        [6.46100881373, 0.68415506659],
+        [1.22619884732, 0.413327934892],
+        [6.05873250455, 0.18705380011],
+        [0.995875952678, 0.200129622295],
+        [10.2857142857, 684.0],
+        [1.57535568666, 470.0],
+        [4.39764896183, 290.0],
+        [33.8596854087, 848.0],
     ],
     tokens: [[2, 0], [0, 0], [2, 1], [0, 1], [2, 0], [0, 0], [2, 1], [0, 1], [2, 1], [2, 1], [1, 1], [0, 0]],
 }

@@ -209,13 +209,17 @@ def test_a_share_of_nothing_still_resamples_two():
 # -- words ---------------------------------------------------------------------------------------------------
 
 
+HIDDEN = {"target", "given", "x", "end", "log_weights", "eve", "down", "up", "up_log_weights", "up_eve", "features"}
+HIDDEN |= {"log_first", "steps"}
+
+
 def test_what_is_printed_has_no_tensors_and_no_functions(found):
     assert repr(cd.Bounce()) == "Bounce(n_steps=1)"
     assert repr(cd.SingleToken(2)) == "SingleToken(n_moves=2)"
     assert "log_probs" not in repr(EXACT)
     assert repr(found).startswith("Pilot(ladder=")
     names = [part.split("=")[0].split(" ")[-1] for part in repr(replace(found, process=None, ladder=None)).split(",")]
-    assert not {"target", "given", "x", "end", "eve", "down", "up", "features", "steps", "log_first"} & set(names)
+    assert not HIDDEN & set(names)
 
 
 def test_the_table_of_a_plan():
@@ -349,8 +353,15 @@ class Given:
         )
 
 
-def run(method: Given, wanted: int, budget: int, stop_at: float = 1e9, draws: object = None) -> choose.Sampled:
-    track = cd.progress.Track(budget, "rows", False, lambda now: now.done >= stop_at)
+def run(
+    method: Given, wanted: int, budget: int, stop_at: float = 1e9, draws: object = None, seen: list[int] | None = None
+) -> choose.Sampled:
+    def callback(now: cd.progress.Progress) -> bool:
+        if seen is not None:
+            seen.append(now.done)
+        return now.done >= stop_at
+
+    track = cd.progress.Track(budget, "rows", False, callback)
     pilot = SimpleNamespace(rows=1_000)
     return choose._run(method, pilot, (), wanted, budget, {"first": None}, track, draws)
 
@@ -372,9 +383,10 @@ def test_a_choice_ends_where_no_step_is_left():
     method = Given((3_000, 0.0), (4_700, 0.5), (4_990, 1.0), (4_991, 1.0))
     assert run(method, 100, 5_000).evaluations.rows == 4_990, "300 rows are what a step costs"
     assert method.asked == [2_000, 2_000, 300]
-    method = Given((3_000, 0.5), (3_300, 1.0))
-    run(method, 1, 5_000)
+    method, done = Given((3_000, 0.5), (3_300, 1.0)), []
+    run(method, 1, 5_000, seen=done)
     assert method.asked == [20, 0], "an effective size below one is taken for one"
+    assert done == [20 // 4, 3_000 + 1], "a quarter of what is planned, at least one row"
     method = Given((4_000, 1.0), (4_701, 1.0), (4_999, 1.0))
     assert run(method, 100, 5_000).evaluations.rows == 4_701
     assert method.asked == [2_000, 1_000], "no more than are left"
@@ -447,6 +459,28 @@ def test_what_was_chosen_is_handed_through(found):
     other = {"b": lambda x: x[:, 0]}
     out.verdict(), out.verdict(other)
     assert judged == [out.scalars, other]
+
+
+def test_relatives_are_taken_for_three_quarters_at_most():
+    def pilot(*eves):
+        return SimpleNamespace(
+            n=4, eve=torch.tensor([eves, (0, 1, 2, 3)]), log_weights=f64([weights, [0.25] * 4]).log()
+        )
+
+    weights = [0.1, 0.2, 0.3, 0.4]
+    assert choose._repeated(pilot(0, 1, 1, 3)) == pytest.approx(0.1**2 + 0.5**2 + 0.4**2)
+    assert choose._repeated(pilot(0, 0, 0, 3)) == pytest.approx(0.6**2 + 0.4**2)
+    assert choose._repeated(pilot(0, 0, 0, 0)) == 0.75
+    assert choose._ReplicaExchange.margin == 3.0
+    assert choose.Method.margin == 1.0
+
+
+def test_a_sweep_of_an_earlier_version_goes_on():
+    """Its snapshot does not say whether a path is kept: it is."""
+    chain = cd.ParticleGibbs(TARGET, LADDER, n_particles=2, **FAST)
+    start = chain.snapshot()
+    del start["keeps"]
+    assert cd.ParticleGibbs(TARGET, LADDER, n_particles=2, start=start, **FAST).keeps is True
 
 
 # -- results -------------------------------------------------------------------------------------------------

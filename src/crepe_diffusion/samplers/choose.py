@@ -428,7 +428,7 @@ def _run(
     draws: Result | None,
 ) -> Sampled:
     """Go on until the worst scalar has enough effective draws, the budget is spent, or the callback stops."""
-    size, stopped = 0.0, False
+    stopped = False
     spent = pilot.rows if draws is None else draws.evaluations.rows
     ahead = 1000 * wanted / method.rate
     while True:

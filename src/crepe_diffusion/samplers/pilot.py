@@ -424,16 +424,17 @@ class _Particles:
 class _Pass:
     """The two walks; what they share is how particles are weighted, resampled and looked at."""
 
+    log_first: Tensor
+    state_rows: int
+
     def __init__(self, evaluate: Evaluator, n: int, stream: Stream, advance: Callable[[], None]):
         self.evaluate, self.n, self.stream, self.advance = evaluate, n, stream, advance
         self.times = evaluate.ladder.times
         self.top = len(self.times) - 1
         self.end: _Particles | None = None
-        self.log_first = torch.zeros((), dtype=torch.float64)
         self.in_turn = isinstance(evaluate.process, Masked) and evaluate.process.takes_turns
         self.doubling, self.coupled = Doubling(evaluate, n), Coupled(evaluate)
         self.steps = torch.zeros(n, dtype=torch.float64)
-        self.state_rows = 0
 
     def walk_down(self) -> _Found:
         evaluate, n, found = self.evaluate, self.n, _Found()
