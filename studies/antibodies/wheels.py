@@ -63,6 +63,12 @@ class Residues(nn.Module):
                 f"{type(self).__name__} takes {self.longest} residues at most, got {x.shape[1]}: give the variable"
                 " domain alone"
             )
+        wrong = x[(x < 0) | (x > N_RESIDUES)]
+        if len(wrong):
+            raise InputError(
+                f"residues are tokens 0 to {N_RESIDUES - 1}, and {N_RESIDUES} where one is to be drawn, got"
+                f" {int(wrong[0])}: `encode` makes tokens of letters"
+            )
         before, after = (torch.full_like(x[:, :1], v) for v in self.frame)
         return torch.cat([before, self.ids[x], after], 1)  # type: ignore[index]
 

