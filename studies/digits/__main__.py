@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ def measure(options: argparse.Namespace) -> None:
         missing = [
             (method, seed)
             for seed in range(options.seeds)
-            for method in (study.METHODS if options.method is None else options.method)
+            for method in options.method or study.methods(case)
             if f"{case.name} {method} {seed}" not in results
         ]
         if not missing:
@@ -49,12 +50,14 @@ def measure(options: argparse.Namespace) -> None:
                 "share": known.share,
                 "log_z": known.log_z,
                 "floors": study.floors(case, known),
-                "floors of turns": study.floors(case, known, study.TURNS),
+                "floors of turns": study.floors(case, known, case.turns),
             },
             pixels=known.means["pixels"].numpy(),
         )
         for method, seed in missing:
+            began = time.process_time()
             found = study.measure(case, method, seed, known, problem)
+            found["seconds"] = time.process_time() - began
             results.save(f"{case.name} {method} {seed}", found)
             errors = {name: round(value, 4) for name, value in found["errors"].items()}
             print(

@@ -33,6 +33,8 @@ __all__ = ["Guided", "TreeModel", "Truth", "binary_digits", "fit_trees", "load_t
 N_CLASSES = 10
 SIDES = (7, 14, 28)
 WEIGHTS = Path(__file__).parent / "weights"
+BLOCK = 128
+"""Rows of one pass through the trees: larger ones leave the caches."""
 
 
 def read_digits(path: Path, part: str = "train") -> tuple[np.ndarray, Tensor]:
@@ -103,12 +105,20 @@ class TreeModel(cd.models.Model):
         return self.predict_together([self], x, t)[0]
 
     def predict_together(self, models: Sequence[cd.models.Model], x: Tensor, t: Tensor) -> list[Tensor]:
-        marginals, log_evidence = self.forest.posterior(self.likelihood(x.flatten(1), t))
+        parts = [self._together(models, *part) for part in zip(x.flatten(1).split(BLOCK), t.split(BLOCK), strict=True)]
+        return [torch.cat(found).reshape(*x.shape, 2) for found in zip(*parts, strict=True)]
+
+    def _together(self, models: Sequence[cd.models.Model], x: Tensor, t: Tensor) -> list[Tensor]:
+        marginals, log_evidence = self.forest.posterior(self.likelihood(x, t))
         out = []
         for model in models:
             assert isinstance(model, TreeModel)
-            shares = (model.log_weights[:, None] + log_evidence).softmax(0)
-            out.append(torch.einsum("kr,kriv->riv", shares, marginals).log().reshape(*x.shape, 2))
+            shares = (model.log_weights[:, None] + log_evidence).softmax(0)[..., None, None]
+            used = model.log_weights.isfinite().nonzero()[:, 0].tolist()
+            mean = marginals[used[0]] * shares[used[0]]
+            for k in used[1:]:
+                mean.addcmul_(marginals[k], shares[k])
+            out.append(mean.contiguous().log())
         return out
 
     def likelihood(self, x: Tensor, t: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from studies.digits import grey
-from studies.digits.study import METHODS, TURNS, Case, cases
+from studies.digits.study import METHODS, Case, cases
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
 
@@ -38,7 +38,7 @@ def summary(case: Case, results: Results) -> str | None:
         return None
     one = truth["floors"]["pixels"]
     rows: list[list[Any]] = []
-    for turns, floors in ((case.side**2, truth["floors"]), (TURNS, truth["floors of turns"])):
+    for turns, floors in ((case.side**2, truth["floors"]), (case.turns, truth["floors of turns"])):
         if turns == case.side**2 or case.kind == "masked":
             exact = [f"{floors[k]:.4f}" for k in NUMBERS]
             share = f"{floors['pixels'] / one:.2f}"

@@ -85,8 +85,8 @@ class Forest:
         while (above >= 0).any():
             depth = depth + (above >= 0)
             above = torch.where(above >= 0, parent[above.clamp(min=0)], -1)
-        # Nodes are kept by depth, those of one depth in rounds in which no parent occurs twice. A depth and a round are
-        # then slices: nothing is copied to reach them, and a round is one product of arrays.
+        # Nodes are kept by depth, those of one depth by rank among siblings: a depth is a slice, and so are its first
+        # children. Messages of siblings are multiplied by halves, since some pixels have hundreds of children.
         rank = _rank(parent)
         order = (depth * (rank.max() + 1) + rank).argsort(stable=True)
         place = order.argsort()
@@ -95,9 +95,10 @@ class Forest:
         self._given = torch.stack([1 - one, one])[..., None]  # P(value | parent): [value, parent, node, row]
         self._depths = []
         for d in range(1, int(depth.max()) + 1):
-            sizes = rank[depth == d].bincount().tolist()
+            nodes = order[depth[order] == d]
             start = int((depth < d).sum())
-            self._depths.append((start, start + sum(sizes), place[parent[order[start : start + sum(sizes)]]], sizes))
+            parents, ranks = place[parent[nodes]], rank[nodes]
+            self._depths.append((start, start + len(nodes), parents, int((ranks == 0).sum()), _halves(parents, ranks)))
 
     def __getitem__(self, trees: Sequence[int]) -> Forest:
         return Forest(self.parents[list(trees)], self.tables[list(trees)])
@@ -112,24 +113,26 @@ class Forest:
         belief = likelihood.to(torch.float64).permute(2, 1, 0).index_select(1, self._pixel)
         message, scale = torch.empty_like(belief), torch.empty_like(belief[0])
         given = self._given
-        for a, b, parent, sizes in reversed(self._depths):
+        for a, b, parent, n_first, halves in reversed(self._depths):
             here = belief[:, a:b]
             torch.add(here[0], here[1], out=scale[a:b])
             here /= scale[a:b].clamp(min=TINY)
-            up = torch.addcmul(given[0, :, a:b] * here[0], given[1, :, a:b], here[1])
-            message[:, a:b] = up
-            for above, part in zip(parent.split(sizes), up.split(sizes, 1), strict=True):
-                belief[:, above] = belief.index_select(1, above) * part
+            up = message[:, a:b]
+            torch.mul(given[0, :, a:b], here[0], out=up).addcmul_(given[1, :, a:b], here[1])
+            product = up.clone() if halves else up
+            for to, other in halves:
+                product.index_copy_(1, to, product.index_select(1, to).mul_(product.index_select(1, other)))
+            above = parent[:n_first]
+            belief.index_copy_(1, above, belief.index_select(1, above).mul_(product[:, :n_first]))
         k = self.n_trees  # the roots come first, in the order of the trees
         roots = belief[:, :k] * given[:, 0, :k]
         torch.add(roots[0], roots[1], out=scale[:k])
         log_evidence = torch.zeros(k, len(likelihood), dtype=torch.float64).index_add_(0, self._tree, scale.log())
-        marginal = torch.empty_like(belief)
-        marginal[:, :k] = roots / scale[:k].clamp(min=TINY)
-        for a, b, parent, _ in self._depths:
-            share = marginal.index_select(1, parent) / message[:, a:b].clamp(min=TINY)
-            marginal[:, a:b] = belief[:, a:b] * torch.addcmul(given[:, 0, a:b] * share[0], given[:, 1, a:b], share[1])
-        marginal = marginal.index_select(1, self._place).reshape(2, k, self.n_pixels, -1)
+        belief[:, :k] = roots / scale[:k].clamp(min=TINY)
+        for a, b, parent, _, _ in self._depths:  # what was belief becomes the marginal law, from the roots down
+            share = belief.index_select(1, parent).div_(message[:, a:b].clamp_(min=TINY))
+            belief[:, a:b] *= (given[:, 0, a:b] * share[0]).addcmul_(given[:, 1, a:b], share[1])
+        marginal = belief.index_select(1, self._place).reshape(2, k, self.n_pixels, -1)
         return marginal.permute(1, 3, 2, 0), log_evidence
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -145,7 +148,7 @@ class Forest:
         parents, table = self.parents[tree], self.tables[tree]
         u = torch.rand(self.n_pixels, n, generator=generator, dtype=torch.float64)
         x = (u < table[:, :1]).long()  # right for the root; all others are overwritten
-        for a, b, _, _ in self._depths:
+        for a, b, *_ in self._depths:
             i = self._pixel[a:b][self._tree[a:b] == tree]
             x[i] = (u[i] < table[i].gather(1, x[parents[i]])).long()
         return x.T.contiguous()
@@ -159,3 +162,21 @@ def _rank(parent: Tensor) -> Tensor:
     rank = torch.empty_like(parent)
     rank[order] = torch.arange(len(parent)) - since
     return torch.where(parent < 0, 0, rank)
+
+
+def _halves(parent: Tensor, rank: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Pairs of siblings (to, other) whose products, step by step, leave the product of all in those of rank 0.
+
+    >>> [(to.tolist(), other.tolist()) for to, other in _halves(torch.tensor([5, 7, 5, 5]), torch.tensor([0, 0, 1, 2]))]
+    [([0], [3]), ([0], [2])]
+    """
+    n = int(rank.max()) + 1
+    at = parent * n + rank
+    order = at.argsort()
+    steps = []
+    while n > 1:
+        half = (n + 1) // 2
+        other = ((rank >= half) & (rank < n)).nonzero()[:, 0]
+        steps.append((order[torch.searchsorted(at[order], at[other] - half)], other))
+        n = half
+    return steps

@@ -14,7 +14,7 @@ import crepe_diffusion as cd
 from checks import assert_frequencies, refuted
 from studies.digits import __main__ as command
 from studies.digits import study, tables
-from studies.digits.laws import Guided, TreeModel, binary_digits, load_trees
+from studies.digits.laws import BLOCK, Guided, TreeModel, binary_digits, load_trees
 from studies.digits.trees import Forest, chow_liu
 from studies.shared.results import Results
 
@@ -62,6 +62,22 @@ def test_posteriors_are_bayes_rule():
     wrong = forest.tables.clone()
     wrong[1, 3, 0] += 0.01
     refuted(check_posterior, Forest(forest.parents, wrong), forest, likelihood)
+
+
+@pytest.mark.parametrize("n_children", [2, 3, 5, 6])
+def test_pixels_may_have_many_children(n_children):
+    """Messages of siblings are multiplied by halves: each counts once, whatever their number; rows are in blocks."""
+    generator = torch.Generator().manual_seed(n_children)
+    parents = torch.tensor([[-1, *[0] * n_children, 1], [1, -1, *[1] * (n_children - 1), 0]])
+    tables = 0.05 + 0.9 * torch.rand(2, n_children + 2, 1, generator=generator, dtype=torch.float64)
+    tables = torch.where(parents[..., None] < 0, tables, torch.cat([tables, 1 - tables**2], -1))
+    forest = Forest(parents, tables)
+    check_posterior(forest, forest, torch.rand(9, n_children + 2, 2, generator=generator, dtype=torch.float64))
+    model = TreeModel(forest, [0.3, 0.7], (n_children + 2,))
+    x = torch.randint(3, (2 * BLOCK + 3, n_children + 2), generator=generator)
+    whole = model.predict(x, torch.ones(len(x)))
+    for rows in (slice(0, 2), slice(BLOCK - 1, BLOCK + 1), slice(-1, None)):
+        assert_close(whole[rows], model.predict(x[rows], torch.ones(len(x))[rows]), atol=1e-12, rtol=0)
 
 
 def test_draws_have_the_law_of_their_tree():
@@ -126,18 +142,17 @@ def test_the_truth_of_guidance_is_the_sum_over_pictures(unconditional):
 def test_every_method_of_the_study_runs_and_is_counted(tmp_path, monkeypatch):
     """Four pixels: rows stay within the budget, and plain guidance alone has no estimate of Z."""
     problem = Guided(random_forest(11, 4, seed=5), 9, 2.0, "own tree")
-    case = study.Case(side=2, digit=9, strength=2.0, rows=1200, n_truth=4000)
+    case = study.Case(side=2, digit=9, strength=2.0, rows=1200, n_truth=4000, at_once=1)
     known, results = study.truth_of(case, problem), Results(tmp_path)
     small = {
         "plain guidance": study.Plain(),
         "SMC of Lee et al.": study.Lee(most=3),
-        "SMC": study.OnePass(),
+        "SMC": study.one_pass,
         "particle Gibbs": study.Gibbs(n_particles=16),
         "replica exchange": study.Exchange(n_chains=4),
     }
     monkeypatch.setattr(study, "METHODS", small)
     monkeypatch.setattr(tables, "METHODS", small)
-    monkeypatch.setattr(study, "TURNS", 4)
     floors = {"floors": study.floors(case, known), "floors of turns": study.floors(case, known, 2)}
     assert floors["floors of turns"]["pixels"] == pytest.approx(floors["floors"]["pixels"] / math.sqrt(2))
     results.save(f"{case.name} truth", {**floors, "log_z": 0.0, "share": 1.0})
