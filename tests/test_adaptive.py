@@ -8,6 +8,7 @@ import torch
 import crepe_diffusion as cd
 from checks import refuted
 from crepe_diffusion.processes import Adaptive, FisherTable, Gaussian, Isotropic
+from crepe_diffusion.processes.information import _shrunk
 
 STREAM = cd.Stream(11)
 STIFF = 0.05 * 20 ** (torch.arange(15, dtype=torch.float64) / 14)
@@ -88,3 +89,16 @@ def test_stiff_coordinates_have_their_variance_by_default(adaptive):
     truth = (1 - share) * v[0] / 2 + share * v[1] / 2
     found = adaptive.mean(lambda x: x[:, 1] ** 2)
     assert abs(found.value / truth - 1) < 0.02 + 2 * found.error / truth
+
+
+def test_what_cannot_be_told_apart_gets_one_number():
+    """One sample shows no noise, one coordinate no differences, and equal ones have nothing to shrink."""
+    squares = torch.tensor([[1.0, 2.0, 6.0], [1.0, 4.0, 10.0]], dtype=torch.float64)
+    assert _shrunk(squares[:1]).tolist() == [3.0] * 3
+    assert _shrunk(squares[:, :1]).tolist() == [1.0]
+    assert _shrunk(torch.ones(4, 3, dtype=torch.float64)).tolist() == [1.0] * 3
+    each, mean = squares.mean(0), squares.mean()
+    noise, spread = (squares.var(0) / 2).mean(), each.var()
+    torch.testing.assert_close(_shrunk(squares), mean + (1 - noise / spread) * (each - mean))
+    two = squares[:, :2]
+    torch.testing.assert_close(_shrunk(two), two.mean() + (1 - 0.5 / 2) * (two.mean(0) - two.mean()))

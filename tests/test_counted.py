@@ -96,3 +96,15 @@ def test_what_would_change_the_number_of_masks_is_refused():
     chain.ladder = cd.ladder.of([0.0, 0.25, 1.0])
     with pytest.raises(cd.InputError, match="2 masks where 1 of 4 positions are masked"):
         chain.step()
+
+
+@pytest.mark.parametrize(("up", "t", "right"), [(True, 0.5, 1), (False, 0.75, 3)])
+def test_a_state_with_another_number_of_masks_is_named(up, t, right):
+    """Of two rows the second is wrong: it has two masks, where time .25 has one and time .75 three."""
+    sound = [VOCAB, 0, 0, 0] if up else [VOCAB, VOCAB, VOCAB, 0]
+    x = torch.tensor([sound, [VOCAB, VOCAB, 0, 0]])
+    times = torch.full((2,), 0.25, dtype=torch.float64), torch.full((2,), t, dtype=torch.float64)
+    with pytest.raises(cd.InputError, match=f"a state has 2 masks where {right} of 4 positions are masked"):
+        Counted(VOCAB).turns(x, *times, torch.full((2,), up), cd.Stream(0))
+    turns = Counted(VOCAB).turns(x[:1], *(z[:1] for z in times), torch.full((1,), up), cd.Stream(0))
+    assert sorted(turns[0].tolist()) == [0, 0, 0, 1] if up else [0, 0, 1, 2]

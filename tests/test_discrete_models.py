@@ -18,6 +18,7 @@ from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import State
 from crepe_diffusion.paths import log_work, walk
 from crepe_diffusion.processes import Coefficients, Euler, Evaluation, Masked, Uniform
+from crepe_diffusion.processes.discrete import changed_position
 from crepe_diffusion.random import Stream
 
 STREAM = Stream(5)
@@ -638,3 +639,51 @@ def test_jumps_below_the_noise_end_are_part_of_the_uniform_ratio():
     # Without the jumps only time would pass, at the state where the walk ended.
     still = model.log_prob(path.x, s) - model.log_prob(path.x, t)
     assert (still - expected)[several].abs().min() > 1e-3
+
+
+def test_probabilities_are_summed_where_a_token_is_not_known():
+    """A position that is masked and free, whatever the models say of the others; 1 if there is none."""
+    process = Masked(3, torch.tensor([-1, 2, -1]))
+    log_p = torch.zeros(2, 3, 3, dtype=torch.float64)  # sums of three
+    log_p[1, 2] = f64([0.5, 0.2, 0.1]).log()
+    known = torch.tensor([[0, 2, 1], [0, 2, 3]])
+    assert float(process.total(known, log_p, "it")) == pytest.approx(0.8)
+    assert float(process.total(known[:1], log_p[:1], "it")) == 1.0
+    assert float(process.total(torch.tensor([[3, 2, 3]]), log_p[:1], "it")) == pytest.approx(3.0)
+    with pytest.raises(cd.InputError, match="it returned 2 log-probabilities per position, but vocab_size is 3"):
+        process.total(known, log_p[..., :2], "it")
+
+
+def test_the_share_of_masks_of_few_positions():
+    t = f64([0.3, 0.3])
+    one = Masked(3, torch.tensor([-1, 2]))
+    assert one.model_time(torch.tensor([[3, 2], [1, 2]]), t).tolist() == [1.0, 0.0]
+    none = Masked(3, torch.tensor([1, 2]))
+    assert none.model_time(torch.tensor([[1, 2], [1, 2]]), t).tolist() == [0.0, 0.0]
+    assert Masked(3, at_once=None).model_time(torch.tensor([[3, 2], [1, 2]]), t).tolist() == [0.3, 0.3]
+
+
+@pytest.mark.parametrize("base", [Masked(3), Uniform(3)], ids=["masked", "uniform"])
+def test_euler_kernels_stop_short_of_the_noise_end(base):
+    """At t = 1 rates are infinite; they are those of a millionth before it."""
+    process, x = Euler(base=base), torch.tensor([[0, base.n_states - 1]])
+    log_p = f64([[[0.5, 0.2, 0.3], [0.1, 0.3, 0.6]]]).log()
+    end, before, s = f64([1.0]), f64([1 - 1e-6]), f64([0.9])
+    assert process.floor == 1e-8
+    assert torch.equal(process.in_kernel(x, log_p, end), base.log_concrete(x, log_p, before))
+    scores = process.in_kernel(x, log_p, end)
+    assert torch.equal(process.denoising(x, scores, s, end), process.denoising(x, scores, s, before))
+    assert process.denoising(x, scores, s, end).exp().sum(-1).tolist() == [pytest.approx([1.0, 1.0])]
+
+
+def test_positions_that_differ_are_found():
+    x = torch.tensor([[0, 1, 2], [0, 1, 2], [2, 2, 2]])
+    position, moved = changed_position(x, torch.tensor([[0, 1, 2], [0, 1, 0], [2, 0, 2]]))
+    assert moved.tolist() == [False, True, True]
+    assert position[1:].tolist() == [2, 1]
+    with pytest.raises(cd.InputError, match="differ in one position at most, got 2"):
+        changed_position(x, torch.tensor([[0, 1, 2], [1, 1, 0], [2, 0, 2]]))
+    assert changed_position(x[:0], x[:0])[0].shape == (0,)
+    seen = Evaluation((torch.zeros(1, 3, 3),), torch.zeros(1, 3, 3), torch.zeros(1))
+    with pytest.raises(cd.InputError, match="where one of them is masked, got two different tokens"):
+        Masked(3).density_ratios(x[:1], torch.tensor([[0, 1, 0]]), seen, seen, f64([0.5]))

@@ -12,6 +12,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import f64
+from crepe_diffusion.diagnostics.verdict import FEW_CLUSTERS
 from crepe_diffusion.processes import Coefficients, Counted, Euler, EulerMaruyama, Gaussian, Masked, Uniform
 from crepe_diffusion.samplers import choose
 from crepe_diffusion.samplers.discretisation import Doubling
@@ -67,6 +68,8 @@ def test_defaults(call):
     assert found == DEFAULTS[call]
     assert [type(v) for v in found.values()] == [type(DEFAULTS[call][name]) for name in found]
     by_name = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    if "explore" in call.__module__ and "accept" not in call.__qualname__:
+        assert call.by_rows is True
     assert {"seed", "log_probs", "mask"} & {p.name for p in parameters} <= by_name or call is cd.pilot
 
 
@@ -74,7 +77,17 @@ def test_defaults(call):
 
 BASIS = torch.eye(3, dtype=torch.float64)
 PADDED = torch.tensor([True, False])
+OTHERWISE = cd.Proposal(exponents=(0.5,))
+TILTED = MODEL.tilt(lambda x: x[:, 0], guidance="gradient")
 ALLOWED = {
+    "a guided walk of correctors": lambda: cd.SMC(TILTED, LADDER, weight=cd.FeynmanKac(), **FAST),
+    "correctors that are told what they do": lambda: cd.SMC(
+        MODEL.tilt(lambda x: x[:, 0]),
+        LADDER,
+        weight=cd.FeynmanKac(),
+        proposal=cd.Proposal(guidance="gradient"),
+        **FAST,
+    ),
     "a share of nothing": lambda: cd.Partial(0.0),
     "a share of all": lambda: cd.Partial(1),
     "no resampling": lambda: cd.SMC(TARGET, LADDER, ess_threshold=0, **FAST),
@@ -154,6 +167,29 @@ REFUSED = {
         lambda: Gaussian(mask=PADDED).check_event(torch.Size([3])),
         r"shape of the event \(3,\), got \(2,\)",
     ),
+    "Langevin along another score": (
+        lambda: cd.ReplicaExchange(MODEL, LADDER, explorer=cd.Langevin(), proposal=OTHERWISE, **FAST),
+        "but the proposal has other exponents",
+    ),
+    "correctors along another score": (
+        lambda: cd.SMC(MODEL, LADDER, weight=cd.FeynmanKac(), proposal=OTHERWISE, **FAST),
+        "leave the proposal's exponents unset",
+    ),
+    "correctors of unguided walks": (
+        lambda: cd.SMC(TILTED, LADDER, weight=cd.FeynmanKac(), proposal=cd.Proposal(guidance="none"), **FAST),
+        'guidance="gradient" and no clip',
+    ),
+    "correctors of tokens": (
+        lambda: cd.SMC(cd.models.TokenTable(TABLE), cd.ladder.linear(3), weight=cd.FeynmanKac()),
+        "FeynmanKac is for Gaussian diffusions",
+    ),
+    "a starter of another weight": (
+        lambda: cd.SMC(MODEL, LADDER, weight=cd.Steering(), starter=object(), **FAST),
+        r"use PathWork\(\), not Steering",
+    ),
+    "an output before the first pass": (lambda: cd.SMC(MODEL, LADDER, **FAST).output(), r"call step\(\) first"),
+    "batches pooled by another name": (lambda: cd.SMC(MODEL, LADDER, pool="equally", **FAST), "pool must be one of"),
+    "log Z by another name": (lambda: cd.pilot(MODEL, LADDER, 2, **FAST).log_z("both"), "method must be one of"),
     "an information that is not needed": (
         lambda: cd.samplers.information.information_from_data(
             MODEL, torch.zeros(4, 2), f64([1.0]), FAST["process"], cd.Stream(0)
@@ -518,6 +554,29 @@ def test_one_cluster_gives_no_error_and_equal_values_no_size():
     draws = cd.Plain(TARGET, LADDER, **FAST).sample(1)
     assert draws.mean(first).error != draws.mean(first).error, "one draw shows no spread"
     assert draws.ess(first) == 1.0
+
+
+def test_few_large_batches_have_the_errors_of_their_eves():
+    """Batches of 16 particles or more, unless there are many of them; one batch always."""
+    out = cd.SMC(TARGET, LADDER, n_particles=16, n_batches=FEW_CLUSTERS, **FAST).sample()
+    assert out.clusters.tolist() == [b for b in range(FEW_CLUSTERS) for _ in range(16)]
+    few = out.of_batches(range(FEW_CLUSTERS - 1))
+    assert len(few.clusters.unique()) == len(few.eve.unique()) > FEW_CLUSTERS
+    small = cd.SMC(TARGET, LADDER, n_particles=15, n_batches=2, **FAST).sample()
+    assert small.clusters.tolist() == [0] * 15 + [1] * 15
+    one = small.of_batches([1])
+    assert len(one.clusters.unique()) == len(one.eve.unique()) > 1
+
+
+def test_a_kept_path_of_no_weight_goes_on():
+    """Its weight is too small for a number; the others share the places that are left."""
+    log_w = f64([[-800.0, -0.7, -0.7], [-0.7, -800.0, -0.7]]).log_softmax(1)
+    for seed in range(8):
+        parents, new = cd.samplers.particle_gibbs.conditional_systematic(log_w, cd.Stream(seed))
+        assert parents[:, 0].tolist() == [0, 0]
+        assert set(parents[0, 1:].tolist()) <= {1, 2}
+        assert 1 not in parents[1].tolist()
+        torch.testing.assert_close(new.exp(), torch.full_like(new, 1 / 3))
 
 
 def test_effective_sizes_are_those_of_the_weights():

@@ -14,7 +14,15 @@ from torch.distributions import MultivariateNormal
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.paths import log_work, walk
-from crepe_diffusion.processes import Coefficients, EulerMaruyama, Evaluation, FisherTable, Gaussian
+from crepe_diffusion.processes import (
+    Adaptive,
+    Coefficients,
+    EulerMaruyama,
+    Evaluation,
+    FisherTable,
+    Gaussian,
+    Isotropic,
+)
 from crepe_diffusion.processes.gaussian import PIECE, _sum_squares, score_of
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.information import fit_information
@@ -822,3 +830,56 @@ def test_information_of_segments_is_that_of_each():
     second = [vectors[1 - k] @ torch.diag(values[i].flip(0)) @ vectors[1 - k].T for i, k in enumerate(which.tolist())]
     expected = torch.stack([(z[i].reshape(2, 2) @ (0.5 * dense[i] - 2.0 * second[i])).flatten() for i in range(3)])
     torch.testing.assert_close(total.times(z), expected)
+
+
+@pytest.mark.parametrize("kind", [FisherTable, Isotropic, Adaptive])
+def test_measured_information_stays_between_none_and_all(kind):
+    """What is measured of few samples may be less or more; a share in between is left as it is."""
+    ones = torch.ones(8, 3, dtype=torch.float64)
+    for size, share in ((0.0, 0.0), (0.5, 0.25), (10.0, 1.0)):
+        assert kind.of_scores(size * ones, 1.0, 3).unique().tolist() == pytest.approx([share])
+        assert kind.of_scores(size / 2 * ones, 2.0, 3).unique().tolist() == pytest.approx([share])
+        assert kind.of_errors(size * ones, 1.0, 3).unique().tolist() == pytest.approx([1 - share])
+        assert kind.of_errors(2 * size * ones, 2.0, 3).unique().tolist() == pytest.approx([1 - share])
+    assert kind.is_isotropic == (kind is Isotropic)
+
+
+def test_differences_that_noise_explains_are_not_believed():
+    squares = f64([[0.0, 4.0], [4.0, 1.0]])  # means of 2 and 2.5, each of which is uncertain by more than one
+    assert Adaptive.of_scores(squares.sqrt(), 0.3, 2).tolist() == pytest.approx([0.09 * 2.25] * 2)
+
+
+@pytest.mark.parametrize("values", [[0.9, 0.1], [0.1, 0.9]])
+def test_combined_information_stays_between_none_and_all(values):
+    """`-A_1 + 2 A_2` is -.7 or 1.7: a denoiser whose mean Jacobian would be above one, or negative."""
+    information = FisherTable(f64([1.0]), f64(values).reshape(2, 1, 1), torch.zeros(2, 3))
+    process, law = Gaussian(information=information), Coefficients((-1.0, 2.0), (-1.0, 2.0), 0.0, 1.0)
+    t, s = f64([2.0]), f64([1.0])
+    bound = float(values[1] > 0.5)
+    assert process.pull_back(torch.ones(1, 3), t, law).tolist() == [[1 - bound] * 3]
+    # d = 3 and d / t^2 = .75
+    assert process.proposal_variance(s, t, law).values.tolist() == [[pytest.approx(3 * (1 - 0.75 * bound))]]
+    some = Coefficients((0.5, 0.5), (0.5, 0.5), 0.3, 0.7)
+    assert process.proposal_variance(s, t, some).values.tolist() == [[pytest.approx(3 * (1 - 0.75 * 0.4 * 0.5))]]
+
+
+@pytest.mark.parametrize(("most", "each"), [(2**21, 0), (0, 1)])
+def test_variances_are_computed_once(most, each, monkeypatch):
+    """Those of a ladder before the first step if they fit into memory, else once for a step and its ratio."""
+    calls, original = [], Gaussian.proposal_variance
+
+    def counted(self, s, t, coefficients):
+        calls.append(len(s))
+        return original(self, s, t, coefficients)
+
+    monkeypatch.setattr(Gaussian, "proposal_variance", counted)
+    monkeypatch.setattr("crepe_diffusion.processes.gaussian.MOST_KEPT", most)
+    ladder = cd.ladder.karras(5, 0.1, 10.0, substeps=2)
+    chain = cd.ReplicaExchange(MIXTURES[1] ** 2.0, ladder, n_chains=2, process=Gaussian(variance=0.9))
+    if most:
+        assert calls == [1, 9 + 8], "one to see how many numbers it has, then steps and rows that stay"
+    else:
+        assert calls == [1] + [2] * 8, "two chains walk down eight steps"
+    calls.clear()
+    chain.step(), chain.step()
+    assert calls == [10] * each * 2 * 2, "two sub-steps of ten replicas, twice"
