@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--network",
         default="pairs",
-        help="pairs, pairs-large (tetra- and hexapeptide), pairs-small, pairs-tiny or egnn",
+        help="pairs, pairs-large (tetra- and hexapeptide), pairs-lengths (low noise), pairs-small, pairs-tiny or egnn",
     )
     sub.add_argument("--noise", default="all", help="all, or low or high: one of two parts for `join`")
     sub.add_argument("--walker", type=int, metavar="I", help="only frames of this walker (default: of all)")
@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--rate", type=float, default=1e-3)
     sub.add_argument("--unfolded", action="store_true", help="show the network whichever hand there is")
     sub.add_argument("--start", type=Path, metavar="FILE", help="weights to begin from")
+    sub.add_argument("--bfloat16", action="store_true", help="multiply in bfloat16: faster where the processor can")
     sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_train)
@@ -86,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--rows", type=int, default=1_500_000, help="network evaluations of each method and seed")
     sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
+    sub.add_argument("--one-hand", action="store_true", help="tilt every method to alpha carbons of one hand")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_temper)
 
@@ -96,6 +98,10 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--walks", type=int, default=16, metavar="N", help="up from each frame")
     sub.add_argument("--steps", type=int, nargs="+", default=[200], metavar="N", help="of a walk, a multiple of 10")
     sub.set_defaults(command=_ratio)
+
+    sub = commands.add_parser("torsions", parents=[shared], help="whether the model's hot error explains cold basins")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where draws are kept (default: runs/molecules/PEPTIDE)")
+    sub.set_defaults(command=_torsions)
 
     sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
@@ -172,10 +178,11 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _train(given: argparse.Namespace) -> int:
+    import numpy as np
     import torch
 
     from studies.molecules import data, model
-    from studies.molecules.geometry import alphas, bonds, methyls, stereocentres
+    from studies.molecules.geometry import alphas, bonds, methyls, stereocentres, wide_centres
 
     torch.set_num_threads(given.threads)
     chosen = given.peptide
@@ -195,11 +202,13 @@ def _train(given: argparse.Namespace) -> int:
     # Volumes show a network which hand is which; one that sees distances only has to learn both.
     handed = network["kind"] == "pairs"
     centres, groups = (stereocentres(pairs), None) if handed else (None, methyls(pairs))
+    if network.get("volumes") == "wide":
+        centres = np.concatenate([stereocentres(pairs), wide_centres(pairs)])
     if handed and not given.unfolded:
         network = network | {"fold": {"alphas": alphas(pairs).tolist(), "methyls": methyls(pairs).tolist()}}
     for line in model.train_model(
-        frames, folder, chosen.name, network, settings, centres, groups, about, start=given.start
-    ):
+        frames, folder, chosen.name, network, settings, centres, groups, about, start=given.start, coarse=given.bfloat16
+    ):  # fmt: skip
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
     return 0
 
@@ -216,6 +225,7 @@ def _temper(given: argparse.Namespace) -> int:
     import torch
 
     from studies.molecules import model, tempering
+    from studies.molecules.geometry import alphas, bonds
 
     torch.set_num_threads(given.threads)
     chosen = given.peptide
@@ -224,7 +234,9 @@ def _temper(given: argparse.Namespace) -> int:
     budget = tempering.Budget(rows=given.rows)
     began = time.monotonic()
     trained = model.load_model(given.weights or chosen.name)
-    for name in tempering.temper(trained, chosen.beta, folder, budget, tuple(given.seeds), methods):
+    centres = alphas(bonds(chosen)).tolist() if given.one_hand else []
+    cooling = tempering.Cooling(chosen.beta, tuple(map(tuple, centres)))
+    for name in tempering.temper(trained, cooling, folder, budget, tuple(given.seeds), methods):
         print(f"{time.monotonic() - began:8.0f} s  {name}", flush=True)
     return 0
 
@@ -253,6 +265,41 @@ def _ratio(given: argparse.Namespace) -> int:
             print(ratio.table({name: found[name]}), flush=True)
     record = {"table": ratio.table(found), "checks": {name: asdict(c) for name, c in found.items()}}
     Results(given.out or RUNS / chosen.name).save("ratio", record)
+    return 0
+
+
+def _torsions(given: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from studies.molecules import data, torsions
+    from studies.molecules.geometry import bonds, same_hand
+    from studies.molecules.report import N_LONG
+    from studies.molecules.tempering import METHODS, UNTEMPERED, kept_draws
+
+    chosen, folder = given.peptide, given.out or RUNS / given.peptide.name
+    if chosen.n_residues != 1:
+        raise InputError(f"torsions are those of the dipeptide, which has one residue; the {chosen.name} has more")
+    frames = [
+        np.concatenate(data.read_trajectories(given.data, chosen, t, given.equilibration))
+        for t in (chosen.hot, chosen.cold)
+    ]
+    hot, cold = (torsions.sample(x, np.arange(len(x)) // N_LONG, chosen) for x in frames)
+    kept, drawn = kept_draws(folder), {}
+    for method in METHODS:
+        names = [name for name in kept.names() if kept[name]["method"] == method]
+        if names:
+            found = [kept.arrays(name) for name in names]
+            x = same_hand(np.concatenate([f["x"] for f in found]), bonds(chosen), frames[0][0])[0]
+            family = np.concatenate([f["family"] + i * 2**32 for i, f in enumerate(found)])
+            drawn[method] = torsions.sample(x, family, chosen)
+    if UNTEMPERED not in drawn:
+        raise InputError(f"no untempered samples in {kept.folder}: temper --methods {UNTEMPERED!r}")
+    shares = torsions.check(drawn.pop(UNTEMPERED), hot, cold, drawn, chosen.beta)
+    print(torsions.table(shares))
+    record = {"table": torsions.table(shares), "shares": [asdict(s) for s in shares]}
+    Results(folder).save("torsions", record)
     return 0
 
 

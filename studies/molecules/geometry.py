@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 import mdtraj
@@ -24,6 +24,7 @@ __all__ = [
     "relabelled",
     "same_hand",
     "stereocentres",
+    "wide_centres",
 ]
 
 
@@ -83,6 +84,20 @@ def alphas(pairs: np.ndarray) -> np.ndarray:
     """The other stereocentres: alpha carbons with three of their neighbours, (residues, 4)."""
     carbons = methyls(pairs)[:, 0]
     return np.array([centre for centre in stereocentres(pairs) if centre[0] not in carbons])
+
+
+def wide_centres(pairs: np.ndarray) -> np.ndarray:
+    """Alpha carbons with three atoms in three directions, each one or two bonds away, (centres, 4).
+
+    Under noise, the volume of a centre and its neighbours shows the hand of a residue long after that of larger
+    tetrahedra has: these are as long again, and there are many of them.
+    """
+    around, out = _neighbours(pairs), []
+    for centre in alphas(pairs)[:, 0].tolist():
+        groups = [[near, *(n for n in around[near] if n != centre)] for near in around[centre]]
+        for three in combinations(groups, 3):
+            out += [(centre, *atoms) for atoms in product(*three)]
+    return np.array(out)
 
 
 def _neighbours(pairs: np.ndarray) -> dict[int, list[int]]:

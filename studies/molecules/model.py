@@ -23,7 +23,8 @@ __all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load_m
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
-    "pairs-large": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128},
+    "pairs-large": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128, "volumes": "wide"},
+    "pairs-lengths": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128, "squares": False},
     "pairs-small": {"kind": "pairs", "n_layers": 4, "width": 256, "rank": 64},
     "pairs-tiny": {"kind": "pairs", "n_layers": 3, "width": 128},
     "egnn": {"kind": "egnn", "n_layers": 4, "width": 64},
@@ -37,20 +38,22 @@ NOISE = {"all": (-3.6, 1.8), "low": (-5.0, 1.2), "high": (-2.2, 1.05)}
 """Mean and standard deviation of log sigma in training: of a whole model, or of the parts that `join` puts together."""
 
 
-def build(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None = None) -> EDM:
-    """The untrained denoiser; `centres` (centre and three neighbours) show it left from right."""
-    return EDM(_bare(network, n_atoms, sigma_data, centres), sigma_data)
+def build(network: dict[str, Any], n_atoms: int, sigma_data: float, *centres: Tensor | None) -> EDM:
+    """The untrained denoiser; `centres` (centre and three neighbours) show it left from right, one for each part."""
+    return EDM(_bare(network, n_atoms, sigma_data, *centres), sigma_data)
 
 
-def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, centres: Tensor | None) -> nn.Module:
+def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, *centres: Tensor | None) -> nn.Module:
     if network["kind"] == "split":
-        low, high = (_bare(network[part], n_atoms, sigma_data, centres) for part in ("low", "high"))
+        parts = zip(("low", "high"), centres, strict=True)
+        low, high = (_bare(network[part], n_atoms, sigma_data, of) for part, of in parts)
         return Split(low, high, network["split"])
     sizes = {"n_layers": network["n_layers"], "width": network["width"]}
     if network["kind"] == "egnn":
         return EGNN(n_atoms, **sizes)
     if network["kind"] == "pairs":
-        pairs = PairForces(n_atoms, sigma_data, centres=centres, rank=network.get("rank"), **sizes)
+        options = {"rank": network.get("rank"), "squares": network.get("squares", True)}
+        pairs = PairForces(n_atoms, sigma_data, centres=centres[0] if centres else None, **options, **sizes)
         fold = {name: torch.tensor(rows) for name, rows in network.get("fold", {}).items()}
         return Folded(pairs, **fold) if fold else pairs
     raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
@@ -69,8 +72,8 @@ def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
         about |= {f"{part} settings": of["settings"], f"{part} last": of["last"]}
         about[f"{part} minutes"] = _minutes(path.parent)
         about |= {f"{part} before": of["before"]} if "before" in of else {}
-    centres = _centres(low_weights | high_weights)
-    model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), centres)
+    centres = *_centres(low_weights), *_centres(high_weights)
+    model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), *centres)
     weights = {"scales": low_weights.pop("scales")}
     high_weights.pop("scales")
     for part, tensors in (("low", low_weights), ("high", high_weights)):
@@ -90,11 +93,14 @@ def train_model(
     about: dict[str, str] | None = None,
     every: int = 500,
     start: Path | None = None,
+    coarse: bool = False,
 ) -> Iterator[dict[str, float]]:
     """Train on frames (training, validation); yields the log. `folder/NAME.safetensors` is the model when it ends.
 
     `groups` are methyl groups (carbon and hydrogens) whose hydrogens are renamed at random in every batch. `start`
-    holds weights to begin from, of the same network with or without its fold.
+    holds weights to begin from, of the same network with or without its fold: a model, or `average.safetensors` of a
+    training that was stopped. `coarse` trains `PairForces` in bfloat16, with weights, their average and validation in
+    float32.
     """
     training, validation = (torch.from_numpy(f).float() for f in frames)
     sigma_data = float(training.std())
@@ -103,6 +109,7 @@ def train_model(
     for part in model.modules():
         if isinstance(part, PairForces):
             part.fit(training)
+            part.coarse = coarse
     before = {} if start is None else _begin(model, start)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:
@@ -116,7 +123,7 @@ def train_model(
         return float(loss(average, held_out, settings, torch.Generator().manual_seed(2)))
 
     description = {"network": json.dumps(network), "sigma_data": repr(sigma_data), "n_atoms": str(training.shape[1])}
-    description |= {"settings": json.dumps(asdict(settings)), **(about or {})}
+    description |= {"settings": json.dumps(asdict(settings)), "coarse": str(coarse), **(about or {})}
     for line in train(model, batches, settings, folder, validate=validate, every=every):
         yield line
     description |= {"last": json.dumps(line), "minutes": _minutes(folder), **before}
@@ -129,6 +136,8 @@ def _begin(model: EDM, start: Path) -> dict[str, str]:
     if isinstance(model.network, Folded) and not any(name.startswith("network.inner.") for name in weights):
         weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
     model.load_state_dict(weights)
+    if "last" not in about:  # the average of a training that was stopped
+        about = {"last": (start.parent / "log.jsonl").read_text().splitlines()[-1]}
     return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": _minutes(start.parent)})}
 
 
@@ -160,13 +169,16 @@ def load_model(name: str | Path) -> Denoiser:
         path = Path(str(files("studies.molecules") / "weights")) / f"{name}.safetensors"
     weights, about = load_weights(path)
     n_atoms = int(about["n_atoms"])
-    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), _centres(weights))
+    model = build(json.loads(about["network"]), n_atoms, float(about["sigma_data"]), *_centres(weights))
     model.load_state_dict(weights)
     return denoiser(model, n_atoms)
 
 
-def _centres(weights: dict[str, Tensor]) -> Tensor | None:
-    return next((value for name, value in weights.items() if name.endswith(".centres")), None)
+def _centres(weights: dict[str, Tensor]) -> list[Tensor | None]:
+    """Of each part, low noise first; None for a network that is given distances only."""
+    names = ("network.low.", "network.high.") if any(n.startswith("network.low.") for n in weights) else ("network.",)
+    found = [[v for n, v in weights.items() if n.startswith(name) and n.endswith(".centres")] for name in names]
+    return [of[0] if of else None for of in found]
 
 
 def denoiser(model: EDM, n_atoms: int) -> Denoiser:

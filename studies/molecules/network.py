@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-__all__ = ["EGNN", "Folded", "PairForces", "Split"]
+__all__ = ["BOND", "EGNN", "Folded", "PairForces", "Split", "volumes"]
 
 BOND = 0.12  # nm
 
@@ -46,7 +46,8 @@ class PairForces(nn.Module):
     of the data and of the noise together: `(d - sqrt(mean^2 + 16/pi sigma^2)) / sqrt(std^2 + 2 sigma^2)`. The mean
     distance of two points that are nothing but noise is `4 sigma / sqrt(pi)`, that of their squares `6 sigma^2`.
     Squares come in too, and forces along `grad d^2` go out: under much noise the best denoiser is nearly a polynomial
-    in the coordinates, which their products show better than lengths. Volumes only have to show their sign; their
+    in the coordinates, which their products show better than lengths. Under little noise a square is as good as linear
+    in its length: without `squares` a step costs little more than half. Volumes only have to show their sign; their
     scale is that of bonds, `BOND`, and of the noise. Without `centres` the network is blind to mirroring. Of a large
     molecule the linear path wants a `rank`: pairs grow with the square of the atoms, and a full matrix with the fourth.
     """
@@ -55,20 +56,29 @@ class PairForces(nn.Module):
     centres: Tensor
     mean: Tensor
     std: Tensor
+    ends: Tensor
+    spans: Tensor
+    coarse = False
+    """Whether dense layers multiply in bfloat16 while they are trained; distances and forces never do."""
 
     def __init__(
         self, n_atoms: int, sigma_data: float, n_layers: int = 5, width: int = 512, centres: Tensor | None = None,
-        rank: int | None = None,
+        rank: int | None = None, squares: bool = True,
     ):  # fmt: skip
         super().__init__()
         pairs = torch.tensor(list(combinations(range(n_atoms), 2)))
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("centres", torch.zeros(0, 4, dtype=torch.long) if centres is None else centres.clone())
+        # What joins two atoms is a product with a matrix of +1 and -1. On a CPU, gathering atoms and adding up forces
+        # by their indices takes longer.
+        edges = torch.cat([self.centres[:, [k, 0]] for k in (1, 2, 3)])
+        self.register_buffer("ends", _differences(pairs, n_atoms), persistent=False)
+        self.register_buffer("spans", _differences(edges, n_atoms), persistent=False)
         self.register_buffer("mean", torch.ones(len(pairs)))
         self.register_buffer("std", torch.ones(len(pairs)))
-        self.sigma_data = sigma_data
+        self.sigma_data, self.squares = sigma_data, squares
         self.noise = NoiseWaves()
-        n_invariants = 2 * len(pairs) + len(self.centres)
+        n_invariants = (2 if squares else 1) * len(pairs) + len(self.centres)
         self.first = nn.Linear(n_invariants, width)
         self.hidden = nn.ModuleList(nn.Linear(width, width) for _ in range(n_layers - 1))
         self.shifts = nn.Linear(self.noise.width, 2 * width * n_layers)
@@ -89,29 +99,30 @@ class PairForces(nn.Module):
 
     def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
         sigma = (4 * c_noise).exp()[:, None]
-        y = y * (sigma**2 + self.sigma_data**2).sqrt()[:, :, None]
-        i, j = self.pairs[:, 0], self.pairs[:, 1]
-        gap = y[:, i] - y[:, j]
-        d = gap.norm(dim=-1).clamp(min=1e-7)
+        y = (y * (sigma**2 + self.sigma_data**2).sqrt()[:, :, None]).transpose(1, 2).contiguous()  # (rows, 3, atoms)
+        gap, edges = y @ self.ends, y @ self.spans
+        d = gap.square().sum(1).clamp(min=1e-14).sqrt()
         scaled = (d - (self.mean**2 + 16 / math.pi * sigma**2).sqrt()) / (self.std**2 + 2 * sigma**2).sqrt()
-        at = y[:, self.centres]
-        a, b, c = (at[:, :, 1:] - at[:, :, :1]).unbind(2)
+        a, b, c = edges.chunk(3, 2)
         bond = (BOND**2 + 4 * sigma**2).sqrt()
-        volume_by_a, volume_by_b, volume_by_c = (torch.linalg.cross(*two) for two in ((b, c), (c, a), (a, b)))
-        volume = (volume_by_c * c).sum(-1) / bond**3
+        by_edge = [torch.linalg.cross(*two, dim=1) for two in ((b, c), (c, a), (a, b))]
+        volume = (by_edge[2] * c).sum(1) / bond**3
         spread = (self.mean**2 + 6 * sigma**2).sqrt()
-        square = (d**2 - self.mean**2 - 6 * sigma**2) / (spread * (4 * self.std**2 + 4 * sigma**2).sqrt())
-        w = self._weights(torch.cat([scaled, square, 2 * volume], 1), c_noise)
-        n = len(i)
-        along, around = w[:, :n] / d + w[:, n : 2 * n] / spread, (w[:, 2 * n :] / bond**2)[:, :, None]
-        force = gap * along[:, :, None]
-        out = torch.zeros_like(y).index_add(1, i, force).index_add(1, j, -force)
-        for k, push in enumerate((volume_by_a, volume_by_b, volume_by_c), 1):
-            push = push * around
-            out = out.index_add(1, self.centres[:, k], push).index_add(1, self.centres[:, 0], -push)
-        return out
+        shown = [scaled]
+        if self.squares:
+            shown += [(d**2 - self.mean**2 - 6 * sigma**2) / (spread * (4 * self.std**2 + 4 * sigma**2).sqrt())]
+        sizes = [len(self.pairs)] * len(shown) + [len(self.centres)]
+        along, *by_square, around = self._weights(torch.cat([*shown, 2 * volume], 1), c_noise).split(sizes, 1)
+        along = along / d + sum(w / spread for w in by_square)
+        around = (around / bond**2)[:, None]
+        push = torch.cat([by * around for by in by_edge], 2)
+        return ((gap * along[:, None]) @ self.ends.T + push @ self.spans.T).transpose(1, 2)
 
     def _weights(self, invariants: Tensor, c_noise: Tensor) -> Tensor:
+        with torch.autocast(invariants.device.type, torch.bfloat16, enabled=self.coarse and self.training):
+            return self._dense(invariants, c_noise).to(invariants.dtype)
+
+    def _dense(self, invariants: Tensor, c_noise: Tensor) -> Tensor:
         waves = self.noise(c_noise)
         gain, weight = self.gains(waves).chunk(2, 1)
         straight = (1 + weight) * self.linear((1 + gain) * invariants)
@@ -121,6 +132,12 @@ class PairForces(nn.Module):
         for k, layer in enumerate(self.hidden, 1):
             h = h + silu(layer(h) * (1 + scale[:, k]) + shift[:, k])
         return self.last(h) + straight
+
+
+def _differences(pairs: Tensor, n_atoms: int) -> Tensor:
+    """The matrix (atoms, pairs) that takes the coordinates of atoms to the first less the second of each pair."""
+    one = torch.eye(n_atoms)
+    return (one[pairs[:, 0]] - one[pairs[:, 1]]).T.contiguous()
 
 
 class Folded(nn.Module):
@@ -142,10 +159,10 @@ class Folded(nn.Module):
         self.register_buffer("methyls", methyls, persistent=False)
 
     def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
-        hand = torch.where(_volumes(y, self.alphas).sum(1) < 0, -1.0, 1.0).to(y)
+        hand = torch.where(volumes(y, self.alphas).sum(1) < 0, -1.0, 1.0).to(y)
         mirror = torch.stack([torch.ones_like(hand), torch.ones_like(hand), hand], 1)[:, None]
         y = y * mirror
-        wrong = _volumes(y, self.methyls) < 0
+        wrong = volumes(y, self.methyls) < 0
         names = torch.arange(y.shape[1], device=y.device).repeat(len(y), 1)
         b, c = self.methyls[:, 2], self.methyls[:, 3]
         names[:, b], names[:, c] = torch.where(wrong, c, b), torch.where(wrong, b, c)
@@ -153,7 +170,7 @@ class Folded(nn.Module):
         return self.inner(y.gather(1, order), c_noise).gather(1, order) * mirror
 
 
-def _volumes(y: Tensor, centres: Tensor) -> Tensor:
+def volumes(y: Tensor, centres: Tensor) -> Tensor:
     """What three neighbours of each centre (centre and neighbours, as (centres, 4)) span, (rows, centres)."""
     at = y[:, centres]
     a, b, c = (at[:, :, 1:] - at[:, :, :1]).unbind(2)

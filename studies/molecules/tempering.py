@@ -7,6 +7,13 @@ the reference process, and its proposal. `own` methods use the Fisher variance, 
 local moves, levels moved until all pairs reject equally, and a ladder for stiff molecules: equal ratios of noise, for
 each matters as much to bonds, and few levels with many steps between. A pair that is five times as far apart accepts
 only a little less often, for as many steps, and with fewer levels a replica has sooner walked through all of them.
+
+Each alpha carbon chooses its hand under much noise, and a model that errs there draws molecules of both, which no
+dynamics make. With `alphas` every method samples `pi(x) exp(r(x))` instead,
+
+    r(x) = 10 sum_c (tanh(2 V_c) - 1),      V_c the signed volume at an alpha carbon, in units of bonds
+
+which is nearly 0 where all are of one hand, and less than -20 for each that is not.
 """
 
 from __future__ import annotations
@@ -25,9 +32,10 @@ import crepe_diffusion as cd
 from crepe_diffusion import InputError
 from crepe_diffusion.models import Denoiser
 from crepe_diffusion.processes import EulerMaruyama, Gaussian
+from studies.molecules.network import BOND, volumes
 from studies.shared.results import Results
 
-__all__ = ["ABLATIONS", "METHODS", "UNTEMPERED", "Budget", "Draws", "file_name", "kept_draws", "temper"]
+__all__ = ["ABLATIONS", "METHODS", "UNTEMPERED", "Budget", "Cooling", "Draws", "file_name", "kept_draws", "temper"]
 
 
 ENDS = (0.0005, 1.5)  # nm
@@ -55,6 +63,25 @@ class Budget:
     n_adapt: int = 1
     fit_samples: int = 512
     micro_batch: int = 4096
+
+
+@dataclass(frozen=True)
+class Cooling:
+    """The target `p^beta`, with all alpha carbons (centre and three neighbours, each) of one hand if they are given."""
+
+    beta: float
+    alphas: tuple[tuple[int, ...], ...] = ()
+
+    def target(self, model: Denoiser) -> cd.Target:
+        """Of the two hands, which are equally good, the tilt chooses one."""
+        if not self.alphas:
+            return model**self.beta
+        centres = torch.tensor(self.alphas)
+
+        def one_hand(x: Tensor) -> Tensor:
+            return 10 * ((2 * volumes(x, centres) / BOND**3).tanh() - 1).sum(1)
+
+        return (model**self.beta).tilt(one_hand, name="one hand", anneal=cd.anneal.power(1), guidance="gradient")
 
 
 @dataclass(frozen=True)
@@ -115,11 +142,11 @@ def many_levels(model: Denoiser, budget: Budget) -> Recipe:
     return replace(recipe, ladder=recipe.resampling, n_chains=budget.n_chains)
 
 
-def exchange(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
+def exchange(recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, seed: int) -> Draws:
     """Replica exchange until the rows are spent."""
     adapt = recipe.adapted
     chain = cd.ReplicaExchange(
-        model**beta, recipe.ladder, n_chains=recipe.n_chains, seed=seed, explorer=recipe.explorer,
+        cooling.target(model), recipe.ladder, n_chains=recipe.n_chains, seed=seed, explorer=recipe.explorer,
         micro_batch=budget.micro_batch, **recipe.options,
     )  # fmt: skip
     pieces = budget.n_adapt + 1 if adapt else 1
@@ -152,12 +179,13 @@ def finish(recipe: Recipe, model: Denoiser, draws: Draws, budget: Budget) -> Dra
     return replace(draws, x=torch.cat(parts), about=draws.about | {"rows": draws.about["rows"] + len(draws.x)})
 
 
-def particles(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int, weight: cd.Weight) -> Draws:
+def particles(recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, seed: int, weight: cd.Weight) -> Draws:
     """SMC in batches, resampled to equal weights at the end."""
     n_batches = max(1, budget.rows // (budget.batch * len(recipe.resampling.times)))
     smc = cd.SMC(
-        model**beta, recipe.resampling, n_particles=budget.batch, n_batches=n_batches, weight=weight, seed=seed,
-        ess_threshold=recipe.ess_threshold, pool=recipe.pool, micro_batch=budget.micro_batch, **recipe.options,
+        cooling.target(model), recipe.resampling, n_particles=budget.batch, n_batches=n_batches, seed=seed,
+        weight=weight, ess_threshold=recipe.ess_threshold, pool=recipe.pool, micro_batch=budget.micro_batch,
+        **recipe.options,
     )  # fmt: skip
     out = smc.sample()
     about = {"rows": out.evaluations.rows, "log_z": out.batch_log_z.tolist(), "ess": out.batch_ess.tolist()}
@@ -165,9 +193,10 @@ def particles(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed
     return finish(recipe, model, Draws(out.x[rows], out.eve[rows], about), budget)
 
 
-def plain(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: int) -> Draws:
+def plain(recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, seed: int) -> Draws:
     """Follow the annealed score with no correction."""
-    guidance = cd.Plain(model**beta, recipe.ladder, seed=seed, micro_batch=budget.micro_batch, **recipe.options)
+    target = cooling.target(model)
+    guidance = cd.Plain(target, recipe.ladder, seed=seed, micro_batch=budget.micro_batch, **recipe.options)
     n = max(1, budget.rows // len(recipe.ladder.times))
     x = guidance.sample(n).x
     return finish(recipe, model, Draws(x, torch.arange(n), {"rows": guidance.evaluate.counts.rows}), budget)
@@ -176,33 +205,33 @@ def plain(recipe: Recipe, model: Denoiser, beta: float, budget: Budget, seed: in
 UNTEMPERED = "model, untempered"
 """Plain samples of the hot model: how well they fit hot dynamics bounds everything after."""
 
-Run = Callable[[Denoiser, float, Budget, int], Draws]
+Run = Callable[[Denoiser, Cooling, Budget, int], Draws]
 
 METHODS: dict[str, Run] = {
-    UNTEMPERED: lambda m, b, budget, seed: plain(own(m, budget), m, 1.0, budget, seed),
-    "annealed score, paper": lambda m, b, budget, seed: plain(paper(m, budget), m, b, budget, seed),
-    "FKC, annealed score": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, cd.FeynmanKac()),
-    "FKC, annealed noise": lambda m, b, budget, seed: particles(
-        paper(m, budget), m, b, budget, seed, cd.FeynmanKac(cooled=True)
+    UNTEMPERED: lambda m, c, budget, seed: plain(own(m, budget), m, replace(c, beta=1.0), budget, seed),
+    "annealed score, paper": lambda m, c, budget, seed: plain(paper(m, budget), m, c, budget, seed),
+    "FKC, annealed score": lambda m, c, budget, seed: particles(paper(m, budget), m, c, budget, seed, cd.FeynmanKac()),
+    "FKC, annealed noise": lambda m, c, budget, seed: particles(
+        paper(m, budget), m, c, budget, seed, cd.FeynmanKac(cooled=True)
     ),
-    "RNE, paper": lambda m, b, budget, seed: particles(paper(m, budget), m, b, budget, seed, cd.PathWork()),
-    "CREPE, paper": lambda m, b, budget, seed: exchange(paper(m, budget), m, b, budget, seed),
-    "annealed score, own": lambda m, b, budget, seed: plain(own(m, budget), m, b, budget, seed),
-    "RNE, own": lambda m, b, budget, seed: particles(own(m, budget), m, b, budget, seed, cd.PathWork()),
-    "CREPE, own": lambda m, b, budget, seed: exchange(own(m, budget), m, b, budget, seed),
-    "CREPE, own, 51 levels": lambda m, b, budget, seed: exchange(many_levels(m, budget), m, b, budget, seed),
-    "CREPE, own, 400 steps": lambda m, b, budget, seed: exchange(
-        own(m, replace(budget, own_substeps=2 * budget.own_substeps)), m, b, budget, seed
+    "RNE, paper": lambda m, c, budget, seed: particles(paper(m, budget), m, c, budget, seed, cd.PathWork()),
+    "CREPE, paper": lambda m, c, budget, seed: exchange(paper(m, budget), m, c, budget, seed),
+    "annealed score, own": lambda m, c, budget, seed: plain(own(m, budget), m, c, budget, seed),
+    "RNE, own": lambda m, c, budget, seed: particles(own(m, budget), m, c, budget, seed, cd.PathWork()),
+    "CREPE, own": lambda m, c, budget, seed: exchange(own(m, budget), m, c, budget, seed),
+    "CREPE, own, 51 levels": lambda m, c, budget, seed: exchange(many_levels(m, budget), m, c, budget, seed),
+    "CREPE, own, 400 steps": lambda m, c, budget, seed: exchange(
+        own(m, replace(budget, own_substeps=2 * budget.own_substeps)), m, c, budget, seed
     ),
-    "CREPE, own, v = d": lambda m, b, budget, seed: exchange(own(m, budget, math.inf), m, b, budget, seed),
-    "CREPE, own, DDPM variance": lambda m, b, budget, seed: exchange(own(m, budget, 0.0), m, b, budget, seed),
+    "CREPE, own, v = d": lambda m, c, budget, seed: exchange(own(m, budget, math.inf), m, c, budget, seed),
+    "CREPE, own, DDPM variance": lambda m, c, budget, seed: exchange(own(m, budget, 0.0), m, c, budget, seed),
 }
 ABLATIONS = tuple(METHODS)[-4:]
 """What the number of levels does, steps of half the size, and the variance of steps; of the first seed only."""
 
 
 def temper(
-    model: Denoiser, beta: float, folder: Path, budget: Budget, seeds: tuple[int, ...], methods: tuple[str, ...]
+    model: Denoiser, cooling: Cooling, folder: Path, budget: Budget, seeds: tuple[int, ...], methods: tuple[str, ...]
 ) -> Iterator[str]:
     """Draw by each method with each seed, and keep the draws; those that are kept already are not drawn again."""
     for name in methods:
@@ -211,7 +240,8 @@ def temper(
     kept = kept_draws(folder)
     for name in methods:
         for seed in seeds[:1] if name in ABLATIONS else seeds:
-            facts = {"method": name, "seed": seed, "beta": beta, "model": fingerprint(model), "budget": asdict(budget)}
+            facts = {"method": name, "seed": seed, "beta": cooling.beta, "one hand": bool(cooling.alphas)}
+            facts |= {"model": fingerprint(model), "budget": asdict(budget)}
             result = f"{file_name(name)} {seed}"
             if result in kept:
                 before = kept[result]
@@ -220,7 +250,7 @@ def temper(
                     path, what = kept.path(result), " and ".join(changed)
                     raise InputError(f"{path} was drawn with another {what}; choose another folder")
             else:
-                draws = METHODS[name](model, beta, budget, seed)
+                draws = METHODS[name](model, cooling, budget, seed)
                 arrays = {"x": draws.x.float().numpy(), "family": draws.family.numpy()}
                 kept.save(result, {**facts, **draws.about}, **arrays)
             yield result

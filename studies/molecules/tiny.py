@@ -8,7 +8,7 @@ from pathlib import Path
 from studies.molecules import data, model, report
 from studies.molecules.metrics import Truth
 from studies.molecules.peptides import peptide
-from studies.molecules.tempering import METHODS, Budget, temper
+from studies.molecules.tempering import METHODS, Budget, Cooling, temper
 
 __all__ = ["run"]
 
@@ -26,7 +26,7 @@ def run(folder: Path, weights: str | Path = "tiny", frames: Path | None = None) 
         Truth(chosen, t, data.read_trajectories(frames, chosen, t, equilibration=0.0))
         for t in (chosen.cold, chosen.hot)
     )
-    list(temper(model.load_model(weights), chosen.beta, folder, BUDGET, (0,), TRIED))
+    list(temper(model.load_model(weights), Cooling(chosen.beta), folder, BUDGET, (0,), TRIED))
     rows = report.rows_of(cold, hot, folder, N_SAMPLES)
     report.write(rows, cold, folder)
     return report.table([row.measured for row in rows], chosen)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +14,14 @@ import torch
 from checks import refuted
 from crepe_diffusion import InputError
 from studies.molecules import model
-from studies.molecules.network import EGNN, Folded, PairForces, Split
+from studies.molecules.data import read_trajectories
+from studies.molecules.geometry import alphas, bonds, wide_centres
+from studies.molecules.network import EGNN, Folded, PairForces, Split, volumes
+from studies.molecules.peptides import peptide
 from studies.shared.training import Settings, load_weights, save_weights
 
 N = 6
+TINY = Path(str(files("studies.molecules") / "tiny-data"))
 
 
 def networks():
@@ -379,3 +385,108 @@ def test_hydrogens_are_renamed_in_half_of_the_rows_and_nothing_else():
 def test_unknown_networks_are_refused():
     with pytest.raises(InputError, match='"pairs", "egnn" or "split", got \'mlp\''):
         model.build({"kind": "mlp", "n_layers": 2, "width": 8}, 3, 0.1)
+
+
+def by_indices(network, y, c_noise):
+    """What `PairForces` computes by products with matrices: atoms are gathered, and forces added up by index."""
+    sigma = (4 * c_noise).exp()[:, None]
+    y = y * (sigma**2 + network.sigma_data**2).sqrt()[:, :, None]
+    i, j = network.pairs.T
+    gap = y[:, i] - y[:, j]
+    d, spread = gap.norm(dim=-1), (network.mean**2 + 6 * sigma**2).sqrt()
+    scaled = (d - (network.mean**2 + 16 / math.pi * sigma**2).sqrt()) / (network.std**2 + 2 * sigma**2).sqrt()
+    square = (d**2 - network.mean**2 - 6 * sigma**2) / (spread * (4 * network.std**2 + 4 * sigma**2).sqrt())
+    at, bond = y[:, network.centres], (0.12**2 + 4 * sigma**2).sqrt()
+    a, b, c = (at[:, :, 1:] - at[:, :, :1]).unbind(2)
+    volume = (torch.linalg.cross(a, b) * c).sum(-1) / bond**3
+    n = len(i)
+    w = network._weights(torch.cat([scaled, square, 2 * volume], 1), c_noise)
+    force = gap * (w[:, :n] / d + w[:, n : 2 * n] / spread)[:, :, None]
+    out = torch.zeros_like(y).index_add(1, i, force).index_add(1, j, -force)
+    for k, two in enumerate(((b, c), (c, a), (a, b)), 1):
+        push = torch.linalg.cross(*two) * (w[:, 2 * n :] / bond**2)[:, :, None]
+        out = out.index_add(1, network.centres[:, k], push).index_add(1, network.centres[:, 0], -push)
+    return out
+
+
+def test_products_with_matrices_are_gathers_and_sums_by_index():
+    network = networks()[2]
+    network.mean.uniform_(0.1, 0.5)
+    y = torch.randn(9, N, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    c_noise = torch.linspace(-1.5, 0.5, 9, dtype=torch.float64)
+    found, wanted = network(y, c_noise), by_indices(network, y, c_noise)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    parameters = list(network.parameters())
+    slopes = [torch.autograd.grad(out.square().sum(), parameters) for out in (found, wanted)]
+    torch.testing.assert_close(*slopes, atol=1e-12, rtol=1e-10)
+
+
+def test_atoms_at_one_place_leave_gradients_finite():
+    y = torch.zeros(2, N, 3, dtype=torch.float64, requires_grad=True)
+    out = networks()[2](y, torch.zeros(2, dtype=torch.float64))
+    assert torch.autograd.grad(out.square().sum(), y)[0].isfinite().all()
+
+
+def test_bfloat16_is_of_training_alone():
+    """Coarse products change a little while a network is trained, and nothing when it is used."""
+    torch.manual_seed(0)
+    network = networks()[2].float()
+    y, c_noise = torch.randn(64, N, 3), torch.linspace(-1.5, 0.5, 64)
+    exact = network(y, c_noise)
+    network.coarse = True
+    off = (network(y, c_noise) - exact).norm() / exact.norm()
+    assert 1e-4 < off < 2e-2
+    assert torch.equal(network.eval()(y, c_noise), exact)
+
+
+def test_lengths_alone_have_fewer_weights_and_the_same_symmetry():
+    torch.manual_seed(0)
+    centres = torch.tensor([[0, 1, 2, 3], [4, 2, 5, 0]])
+    network = PairForces(N, 0.2, n_layers=3, width=32, centres=centres, rank=4, squares=False).double()
+    for p in network.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    assert network.first.in_features == network.last.out_features == N * (N - 1) // 2 + len(centres)
+    check_symmetric(network, mirrored=False)
+    refuted(check_symmetric, network, True)
+
+
+def test_parts_may_see_different_volumes(tmp_path):
+    """Each part of a joined model is built with the centres that it was trained with."""
+    low = saved(tmp_path / "low.safetensors", 1, PARTS[0] | {"squares": False})
+    weights, about = load_weights(low)
+    made = model.build(PARTS[1], N, 0.2, torch.cat([CENTRES, CENTRES.flip(1)]))
+    about |= {"network": json.dumps(PARTS[1])}
+    save_weights(tmp_path / "high.safetensors", made, about)
+    model.join(low, tmp_path / "high.safetensors", tmp_path / "out.safetensors", 0.05)
+    joined = model.load_model(tmp_path / "out.safetensors").function.network
+    assert (len(joined.low.centres), len(joined.high.centres)) == (2, 4)
+    assert torch.equal(joined.low.first.weight, weights["network.first.weight"])
+
+
+def test_a_training_that_was_stopped_can_be_begun_from(tmp_path):
+    x = torch.randn(64, N, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    first = model.train_model((x, x), tmp_path / "one", "m", PARTS[0], Settings(n_steps=4, batch=4), every=2)
+    assert next(first)["step"] == 2
+    first.close()
+    begin = tmp_path / "one" / "average.safetensors"
+    list(model.train_model((x, x), tmp_path, "m", PARTS[0], Settings(n_steps=1, batch=4, rate=0.0), start=begin))
+    weights, about = load_weights(tmp_path / "m.safetensors")
+    assert json.loads(about["before"])["step"] == 2
+    assert all(torch.equal(weights[name], value) for name, value in load_weights(begin)[0].items())
+
+
+def test_wide_volumes_show_the_hand_under_noise():
+    """At 0.08 nm, the volume of a centre and its neighbours has the right sign in two of three frames, and the sum of
+    wide ones, with the signs that they have on average, in nine of ten.
+    """
+    chosen = peptide("dipeptide")
+    pairs, frames = bonds(chosen), read_trajectories(TINY, chosen, chosen.hot, equilibration=0.0)
+    x = torch.from_numpy(np.concatenate(frames))
+    small, wide = (torch.from_numpy(c) for c in (alphas(pairs), wide_centres(pairs)))
+    assert len(wide) == 3 * 3 * 4 + 3 * 3 + 2 * 3 * 4  # N, C and CB have 2, 2 and 3 more neighbours, HA none
+    sign = volumes(x, wide).mean(0).sign()
+    assert ((volumes(x, wide) * sign).sum(1) > 0).all()
+    y = x + 0.08 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    right = [float((v > 0).double().mean()) for v in (volumes(y, small)[:, 0], (volumes(y, wide) * sign).sum(1))]
+    assert right[0] < 0.72
+    assert right[1] > 0.85
