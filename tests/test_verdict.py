@@ -299,3 +299,41 @@ def test_the_narrowest_level_of_each_batch_is_what_counts():
     )
     assert any("6.2 %" in reason for reason in out.verdict().reasons)
     assert not any("narrowest" in r for r in replace(out, level_ess=level_ess.clamp(min=32)).verdict().reasons)
+
+
+@pytest.mark.parametrize("kind", ["particles", "chains"])
+def test_a_mean_that_large_steps_leave_open_is_not_ok(kind):
+    """The stated error contains what the steps do; of half a standard deviation, no verdict may be "ok"."""
+    pilot = cd.pilot(PLANE**1.5, karras(17), n=64, seed=1, fit_samples=64)
+    if kind == "particles":
+        out = cd.SMC(pilot.target, pilot=pilot, n_particles=64, n_batches=40, seed=1).sample(progress=False)
+    else:
+        out = cd.ReplicaExchange(pilot.target, pilot=pilot, n_chains=8, seed=1).sample(400, progress=False)
+    scalars = {"first": lambda x: x[:, 0]}
+    start, first = out.started_from, scalars["first"]
+    w, x = start.log_weights.exp(), first(start.x).double()
+    centred = x - w @ x
+    sd = float(out.values(first).double().std() if kind == "chains" else out._variance(out.values(first)) ** 0.5)
+
+    def judged(shift: float) -> Verdict:
+        """Steps that would change weights in such a way that the mean moves by so many standard deviations."""
+        steps = shift * sd * centred / (w @ centred.square())
+        moved = replace(out, started_from=replace(start, steps=steps))
+        assert moved.mean(first).error >= 0.999 * shift * sd
+        return moved.verdict(scalars)
+
+    assert judged(0.49).level == "ok"
+    found = judged(0.51)
+    assert found.level == "look"
+    assert found.reasons == [
+        "the size of the steps may move the mean of first by 0.51 standard deviations, which is part of its error"
+    ]
+    wanted = "about 30 steps instead of 16" if kind == "chains" else "about 2 times as many steps"
+    assert found.advice == [f"take {wanted}, or a pilot of more particles, which knows this better"]
+
+
+def test_advice_says_about_once():
+    found = judge_particles([0.5, 0.3, 0.2], "tours", Estimate(0.0, 0.1), {"x": 10.0})
+    assert found.level == "do not trust"
+    assert not any("about about" in advice for advice in found.advice)
+    assert found.advice[0].startswith("take about 10 tours")

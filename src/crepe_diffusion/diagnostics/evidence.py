@@ -78,6 +78,13 @@ class ScalarSummary:
         """The mean with an error that contains the size of the steps."""
         return with_steps(self.mean, self.steps)
 
+    @property
+    def shift(self) -> float:
+        """What the size of the steps does to the mean, in standard deviations; 0 where that was not measured."""
+        if self.steps is None or not self.can_be_judged:
+            return 0.0
+        return abs(self.steps.value) / float(self.values.std())
+
     @cached_property
     def rhat_by_chance(self) -> float:
         """What R-hat may reach in chains that agree.

@@ -60,8 +60,9 @@ EXPLORER_ACCEPTANCE = 0.02
 APART_LOOK, APART_BAD = 3.0, 5.0
 # Paths up and down that disagree by a factor of e in Z; well resolved ladders stay within half of that.
 LOG_Z_GAP, LOG_Z_SIGMAS = 1.0, 4.0
-# The stated error of log Z contains the size of the steps. Beyond half a unit the first order says little, and the
-# weights of modes, whose normalisers differ in the same way, are no longer safe.
+# Stated errors contain the size of the steps. Beyond half a unit of log Z the first order says little, and the weights
+# of modes, whose normalisers differ in the same way, are no longer safe; a mean that is known to half a standard
+# deviation is known to no more than what four draws tell.
 STEPS_TOO_LARGE = 0.5
 
 
@@ -104,16 +105,18 @@ def judge_particles(
     sizes: Mapping[str, float],
     steps: Estimate | None = None,
     narrowest: tuple[float, int] | None = None,
+    shifts: Mapping[str, float] | None = None,
 ) -> Verdict:
     """The verdict on weighted particles, from the share of the weight that each independent cluster of them has.
 
     `kind` is what the clusters are, `sizes` the effective number of draws of each scalar, `steps` what the size of the
     steps does to log Z where that is known, and `log_z` is without it. `narrowest` is the effective share of a batch's
-    particles at the level where it is least, and the number of all particles.
+    particles at the level where it is least, and the number of all particles. `shifts` is what the size of the steps
+    does to the mean of each scalar, in its standard deviations.
     """
     findings = [*_of_particles(np.asarray(shares), kind, log_z, sizes)]
     findings += [] if narrowest is None else _collapse(*narrowest)
-    return _gravest([*findings, *(() if steps is None else _steps(steps))])
+    return _gravest([*findings, *(() if steps is None else _steps(steps)), *_shifted(shifts or {})])
 
 
 def _collapse(share: float, n: int) -> Iterator[Finding]:
@@ -134,7 +137,7 @@ def _of_particles(shares: np.ndarray, kind: str, log_z: Estimate, sizes: Mapping
         yield Finding(
             "do not trust" if count < TINY_CLUSTERS else "look",
             f"{count:.1f} of {len(shares)} {kind} count: the heaviest has {percent(float(shares.max()))} of the weight",
-            f"take about {_about(len(shares) * FEW_CLUSTERS / count)} {kind}, or more particles in each batch",
+            f"take {_about(len(shares) * FEW_CLUSTERS / count)} {kind}, or more particles in each batch",
         )
     if log_z.error > LOG_Z_ERROR:
         yield Finding(
@@ -418,18 +421,36 @@ def _starting_pass(e: Evidence) -> Iterator[Finding]:
             f"make a pilot of {_about(4 * len(start.x))} particles, and run longer: one of the two misses something",
         )
     yield from _steps(start.discretisation["bar"], start.n_steps)
+    yield from _shifted({s.name: s.shift for s in e.scalars}, start.n_steps)
 
 
 def _steps(size: Estimate, n_steps: int | None = None) -> Iterator[Finding]:
     if abs(size.value) > max(STEPS_TOO_LARGE, 2 * size.error):
-        times = 2 * abs(size.value) / STEPS_TOO_LARGE
         yield Finding(
             "look",
             f"the size of the steps moves log Z by about {size}, and may move the weights of modes as much",
-            f"take {_about(times)} times as many steps"
-            if n_steps is None
-            else f"take {_about(n_steps * times)} steps instead of {n_steps}",
+            _more_steps(size.value, n_steps),
         )
+
+
+def _shifted(shifts: Mapping[str, float], n_steps: int | None = None) -> Iterator[Finding]:
+    """A mean whose stated error is mostly the size of the steps, and large: more draws do not make it smaller."""
+    name = max(shifts, key=lambda name: shifts[name], default=None)
+    if name is not None and shifts[name] > STEPS_TOO_LARGE:
+        yield Finding(
+            "look",
+            f"the size of the steps may move the mean of {name} by {shifts[name]:.2g} standard deviations,"
+            " which is part of its error",
+            f"{_more_steps(shifts[name], n_steps)}, or a pilot of more particles, which knows this better",
+        )
+
+
+def _more_steps(size: float, n_steps: int | None) -> str:
+    """So many that an effect of first order becomes half of what is too large."""
+    times = 2 * abs(size) / STEPS_TOO_LARGE
+    if n_steps is None:
+        return f"take {_about(times)} times as many steps"
+    return f"take {_about(n_steps * times)} steps instead of {n_steps}"
 
 
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (

@@ -367,7 +367,15 @@ class Particles(Result):
         sizes = {name: self.ess(f) for name, f in chosen.items()}
         b, n = self.log_weights.shape
         narrowest = float(self.level_ess.amin(0).mean()) / n
-        return judge_particles(shares, kind, self._log_z, sizes, self.discretisation, (narrowest, b * n))
+        shifts = {name: self._shift(f) for name, f in chosen.items()}
+        return judge_particles(shares, kind, self._log_z, sizes, self.discretisation, (narrowest, b * n), shifts)
+
+    def _shift(self, function: Function) -> float:
+        """What the size of the steps does to a mean, in standard deviations; 0 where that was not measured."""
+        variance = self._variance(self.values(function).to(torch.float64))
+        if self.started_from is None or not variance:
+            return 0.0
+        return abs(self.started_from.shift(function).value) / math.sqrt(variance)
 
     def resampled_rows(self, stream: Stream) -> Tensor:
         """Which rows, (n,), are equally weighted draws: of all batches by weight, or of each if they count equally.
