@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,16 @@ def long_runs(results: Results, case: str) -> str | None:
     return markdown(["method", "TV", "independent draws", "log Z - truth"], rows) if rows else None
 
 
-def humanised(results: Results, antibody: str, k: int) -> str | None:
+BOTH = tuple(method for method in humanise.METHODS if method.startswith("both models"))
+OTHERS = tuple(method for method in humanise.METHODS if method not in BOTH)
+
+
+def humanised(results: Results, antibody: str, k: int, methods: Sequence[str]) -> str | None:
     """What each method offers, means over draws (and over seeds)."""
     columns = {"P(human)": 3, "log P(human)": 2, "Sapiens": 2, "AntiBERTy": 2, "mutations": 1, "apart": 1}
     costs = ("rows", "rewards")
     rows = []
-    for method in humanise.METHODS:
+    for method in methods:
         found = _seeds(results, f"humanise {antibody} {k} {method}")
         if found:
             numbers = [_mean([f[name] for f in found], digits) for name, digits in columns.items()]
@@ -71,9 +76,9 @@ def humanised(results: Results, antibody: str, k: int) -> str | None:
     return markdown(["method", *columns, "different", "rows", "black box"], rows) if rows else None
 
 
-def best(results: Results, antibody: str, k: int) -> str | None:
+def best(results: Results, antibody: str, k: int, methods: Sequence[str]) -> str | None:
     """The draw with the largest P(human) of each method, to be copied."""
-    found = {m: _seeds(results, f"humanise {antibody} {k} {m}") for m in humanise.METHODS}
+    found = {m: _seeds(results, f"humanise {antibody} {k} {m}") for m in methods}
     lines = [f">{m}, P(human) {f[0]['P(human)']:.3f} on average\n{f[0]['best']}" for m, f in found.items() if f]
     return "```\n" + "\n".join(lines) + "\n```" if lines else None
 
@@ -82,7 +87,9 @@ def fill_page(page: Path, results: Results) -> Path:
     found = {
         **{f"enumerated {case}": enumerated(results, case) for case in exact.CASES},
         "long": long_runs(results, "4D5"),
-        "humanised": humanised(results, "4D5", 24),
-        "sequences": best(results, "4D5", 24),
+        "humanised": humanised(results, "4D5", 24, OTHERS),
+        "both": humanised(results, "4D5", 24, BOTH),
+        "sequences": best(results, "4D5", 24, OTHERS),
+        "sequences of both": best(results, "4D5", 24, BOTH),
     }
     return fill(page, {name: table for name, table in found.items() if table is not None})

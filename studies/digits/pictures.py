@@ -12,8 +12,8 @@ from studies.shared.results import Results
 
 __all__ = ["draw_all"]
 
-SHOWN = (0, 2, 5)
-"""The cases of the picture of errors."""
+SHOWN = {"digits.png": (0, 2, 5), "mixture.png": (1, 4)}
+"""The cases of the pictures of errors."""
 
 
 def draw_all(folder: Path, results: Results) -> list[Path]:
@@ -22,8 +22,10 @@ def draw_all(folder: Path, results: Results) -> list[Path]:
 
     matplotlib.use("Agg")
     drawn = []
-    if any(f"{cases()[i].name} truth" in results for i in SHOWN):
-        drawn.append(draw_errors(folder / "digits.png", results))
+    for name, numbers in SHOWN.items():
+        shown = [cases()[i] for i in numbers if f"{cases()[i].name} truth" in results]
+        if shown:
+            drawn.append(draw_errors(folder / name, shown, results))
     if results.names("grey-real-?"):
         drawn.append(draw_samples(folder / "samples.png", results))
     if "grey path" in results:
@@ -76,12 +78,9 @@ def draw_path(path: Path, results: Results) -> Path:
     return path
 
 
-def draw_errors(path: Path, results: Results) -> Path:
+def draw_errors(path: Path, shown: list[Case], results: Results) -> Path:
     """Errors of the pixels on some cases; bars end at the mean over seeds, dots are seeds."""
     import matplotlib.pyplot as plt
-
-    every = cases()
-    shown = [every[i] for i in SHOWN if f"{every[i].name} truth" in results]
 
     def errors(case: Case, method: str) -> list[float]:
         names = results.names(f"{case.name} {method} ?".replace(" ", "-"))
@@ -97,7 +96,8 @@ def draw_errors(path: Path, results: Results) -> Path:
                 axis.barh(i, np.mean(values), color="#c8a27a" if chain else "#b8b8b8")
                 axis.plot(values, [i] * len(values), "k.", markersize=4)
         axis.axvline(results[f"{case.name} truth"]["floors"]["pixels"], color="#8b3a2b", linewidth=1.2)
-        about = f"{case.unconditional}, digit {case.digit}, w = {case.strength:g}, {case.kind}, {case.rows:,} rows"
+        law = f"{case.unconditional}, digit {case.digit}, w = {case.strength:g}"
+        about = f"{law}, {case.side} x {case.side}, {case.rows:,} rows"
         axis.set_title(about, fontsize=8)
         axis.set_xlabel("error of pixel means")
         axis.set_yticks(range(len(methods)), methods, fontsize=8)

@@ -76,6 +76,7 @@ def cases() -> list[Case]:
         replace(first, side=7, kind="uniform", at_once=2),
         replace(mixture, side=28, n_truth=50_000),  # own tree: no draws count
         replace(first, rows=8 * first.rows, n_truth=2 * first.n_truth),
+        replace(first, kind="uniform", rows=2 * first.rows),
     ]
 
 

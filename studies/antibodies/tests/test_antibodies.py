@@ -121,6 +121,19 @@ def test_tables_have_a_row_per_law(two, tmp_path):
     assert len(lines) == 3
 
 
+def test_both_models_have_a_table_of_their_own(tmp_path):
+    """What asks one network and what asks two can be measured one after the other."""
+    numbers = ("P(human)", "log P(human)", "Sapiens", "AntiBERTy", "mutations", "apart", "different", "draws", "rows")
+    record = {**dict.fromkeys((*numbers, "rewards"), 1), "best": "ACD"}
+    results, page = Results(tmp_path), tmp_path / "page.md"
+    for method in ("tilted, SMC", "both models, SMC"):
+        results.save(f"humanise 4D5 24 {method} 0", record)
+    places = ("humanised", "both", "sequences", "sequences of both")
+    page.write_text("".join(f"<!-- table: {name} -->\n<!-- end -->\n" for name in places))
+    parts = tables.fill_page(page, results).read_text().split("<!-- end -->")
+    assert [("tilted" in part, "both models" in part) for part in parts[:4]] == [(True, False), (False, True)] * 2
+
+
 def test_every_method_humanises_and_keeps_what_is_frozen():
     free = least_likely(Toy(3), LITTLE, 4)
     human = humanise.Remembered(lambda x: -(x == 3).sum(1).to(torch.float64))
