@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scipy.stats import truncnorm
+from scipy.stats import norm, truncnorm
 
 import crepe_diffusion as cd
 from checks import assert_mean, f64, refuted
 from crepe_diffusion.kernels import State
 from crepe_diffusion.processes import FisherTable, Gaussian
+from crepe_diffusion.rewards import terms
 
 LADDER = cd.ladder.karras(6, 0.1, 10.0)
 MIXTURE = cd.models.GaussianMixture([0.4, 0.6], [[-1.0], [1.5]], [0.6, 0.4])
@@ -248,8 +249,53 @@ def test_a_constraint_that_is_annealed_away_does_not_bind_at_the_noise_end():
     check_truncated(constrained("state", cd.anneal.linear()), truncated("state", 0.1))
 
 
-def test_bounces_that_begin_without_weight_are_all_taken():
+TWO = cd.models.GaussianMixture([0.7, 0.3], [[-3.0, 0.0], [2.0, 4.0]], [0.5, 0.6])
+"""Its mean, which all predictions have at the noise end, is forbidden by `right`."""
+
+
+def right(x):
+    return torch.where(x[:, 0] > 1.5, 0.0, -math.inf)
+
+
+def check_allowed(method):
+    """A share of .798 of the right mode is allowed, so log Z is log(.3 * .798); draws are those of its upper part."""
+    ladder, target = cd.ladder.karras(33, 0.02, 20.0), TWO.tilt(right)
+    if method == "SMC":
+        out = cd.SMC(target, ladder, n_particles=128, n_batches=16, seed=1).sample(progress=False)
+    else:
+        out = cd.ParticleGibbs(target, ladder, n_particles=64, n_chains=8, seed=1).sample(12, progress=False)
+    inside = truncnorm((1.5 - 2) / 0.6, math.inf, 2, 0.6)
+    for estimate, truth in (
+        (out.log_z, math.log(0.3 * norm.sf((1.5 - 2) / 0.6))),
+        (out.mean(lambda x: x[:, 0]), inside.mean()),
+        (out.mean(lambda x: x[:, 1]), 4.0),
+    ):
+        assert estimate.error < 0.15
+        assert abs(estimate.value - truth) < 3.5 * estimate.error + 0.02  # 0.02 is the noise of level 0
+
+
+@pytest.mark.parametrize("method", ["SMC", "particle Gibbs"])
+def test_paths_through_forbidden_predictions_are_not_lost(method, monkeypatch):
+    check_allowed(method)
+    monkeypatch.setattr(terms, "FORBIDDEN", -math.inf)
+    refuted(check_allowed, method)
+
+
+def test_what_is_forbidden_counts_the_same_whatever_the_scale(monkeypatch):
+    monkeypatch.setattr(terms, "FORBIDDEN", -7.0)
+    for scale in (0.1, 1.0, 50.0):
+        target = TWO.tilt(right, scale=scale, anneal=cd.anneal.constant(), on="state")
+        run = cd.ReplicaExchange(target, LADDER, process=PROCESS, n_chains=30, seed=1)
+        x, level = run.state.x, run.state.level.flatten()
+        allowed = x[:, 0] > 1.5
+        assert torch.equal(run.state.seen.possible, allowed | (level > 0))
+        wanted = torch.where(allowed, 0.0, -7.0)[level > 0]
+        torch.testing.assert_close(run.state.seen.reward[level > 0], wanted.to(run.state.seen.reward.dtype))
+
+
+def test_bounces_that_begin_without_weight_are_all_taken(monkeypatch):
     """Nothing is to be balanced there, even if they end without weight as well; at the noise end replicas stay."""
+    monkeypatch.setattr(terms, "FORBIDDEN", -math.inf)
     nowhere = (GAUSS**1.5).tilt(lambda x: torch.where(x[:, 0] > 50, 0.0, -math.inf), on="state", negligible=0.0)
     run = cd.ReplicaExchange(nowhere, LADDER, process=PROCESS, n_chains=20, seed=1)
     assert not run.state.seen.possible.any()
@@ -257,8 +303,9 @@ def test_bounces_that_begin_without_weight_are_all_taken():
     assert torch.equal(accepted, run.state.level.flatten() < LADDER.n_levels - 1)
 
 
-def test_pairs_that_begin_without_weight_may_not_lose_more_of_it():
+def test_pairs_that_begin_without_weight_may_not_lose_more_of_it(monkeypatch):
     """Of the first pair one replica stands where there is weight, and walks out of it; of the others none ever does."""
+    monkeypatch.setattr(terms, "FORBIDDEN", -math.inf)
     target = (GAUSS**1.5).tilt(
         lambda x: torch.where((x[:, 0] - 3).abs() < 1e-6, 0.0, -math.inf), on="state", negligible=0.0
     )
@@ -284,7 +331,7 @@ def test_smc_kills_particles_outside_and_says_so_when_none_is_left():
     assert (particles.x[:, 0][particles.weights > 0] > CUT).all()
     assert (particles.log_weights == -math.inf).any()
     nowhere = GAUSS.tilt(lambda x: torch.full((len(x),), -math.inf), on="state", negligible=0.0)
-    with pytest.raises(cd.NonFiniteError, match="all weights of 4 of 4 batches vanished at level 5"):
+    with pytest.raises(cd.NonFiniteError, match="all weights of 4 of 4 batches vanished at level 0"):
         cd.SMC(nowhere, LADDER, process=PROCESS, n_particles=32, n_batches=4).sample()
 
 

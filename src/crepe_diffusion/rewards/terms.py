@@ -22,6 +22,9 @@ from crepe_diffusion.schedules import Annealing, Ladder, anneal
 
 __all__ = ["GUIDANCE", "Reward", "RewardSum"]
 
+FORBIDDEN = -20.0
+"""What `scale * function` counts above level 0 where the function is minus infinity: exp(-20) is never."""
+
 GUIDANCE = ("none", "gradient", "jacobian-free")
 NEGLIGIBLE = 0.01
 """Share of a reward that is left out. The step of the target at the cut is smaller than what the last pair of levels
@@ -46,7 +49,8 @@ class Reward:
     - `negligible`: gamma counts as 0 where it is below this share of its value at level 0, and the function is not
       called there. By default 0.01 with `guidance="none"`, and 0 with a gradient.
 
-    The function returns a tensor, a NumPy array or a list, one number per row.
+    The function returns a tensor, a NumPy array or a list, one number per row. Minus infinity is a hard constraint: it
+    binds at level 0, and at noisier levels, where a prediction is not yet the end, it counts as -20 before annealing.
 
     >>> ladder = Ladder(torch.tensor([0.1, 1.0, 10.0]))
     >>> fading = Reward(lambda x: x[:, 0], anneal=anneal.of_time(lambda t: 1 / (1 + t)), scale=2.0)
@@ -204,12 +208,22 @@ class RewardSum:
         weight, device = reward.weight(t, self.ladder).expand(len(shown)), shown.device
         here = weight.to(device, real(device))
         if reward.name not in self._fading:
-            return _weighted(here, self._values(reward, shown))
+            return _weighted(here, self._bound(reward, self._values(reward, shown), t))
         rows = (weight != 0).nonzero()[:, 0].to(device)
         total = torch.zeros_like(here)
         if not len(rows):
             return total
-        return total.index_add(0, rows, _weighted(here[rows], self._values(reward, shown.index_select(0, rows))))
+        values = self._bound(reward, self._values(reward, shown.index_select(0, rows)), t.expand(len(shown))[rows])
+        return total.index_add(0, rows, _weighted(here[rows], values))
+
+    def _bound(self, reward: Reward, r: Tensor, t: Tensor) -> Tensor:
+        """Values in which minus infinity stands at level 0 alone, where constraints bind.
+
+        Above it a prediction does not tell where a state will end. If states that are forbidden there were lost, so
+        would be all paths through them to states that are allowed: particles, which have no way back, would miss these.
+        """
+        binds = (t <= self.ladder.times[0]).expand(len(r)).to(r.device)
+        return r.where(binds | (r != -torch.inf), FORBIDDEN / (reward.scale or 1.0))
 
     def _values(self, reward: Reward, shown: Tensor) -> Tensor:
         """The reward of each row, by batches of the reward's own size."""
