@@ -332,8 +332,15 @@ def test_a_mean_that_large_steps_leave_open_is_not_ok(kind):
     assert found.advice == [f"take {wanted}, or a pilot of more particles, which knows this better"]
 
 
-def test_advice_says_about_once():
-    found = judge_particles([0.5, 0.3, 0.2], "tours", Estimate(0.0, 0.1), {"x": 10.0})
+@pytest.mark.parametrize(("kind", "part", "parts"), [("tours", "sweep", "sweeps"), ("batches", "batch", "batches")])
+def test_advice_for_particles_names_what_the_sampler_has(kind, part, parts):
+    found = judge_particles([0.5, 0.3, 0.2], kind, Estimate(0.0, 0.9), {"x": 10.0})
     assert found.level == "do not trust"
-    assert not any("about about" in advice for advice in found.advice)
-    assert found.advice[0].startswith("take about 10 tours")
+    assert found.advice == [
+        f"take about 10 {kind}, or more particles in each {part}",
+        f"take about 5 times as many {parts} for 50 effective draws",
+        f"take more particles in each {part}, or a better proposal",
+    ]
+    assert any(f": {parts} differ so much" in reason for reason in found.reasons)
+    nearly = judge_particles([0.01] * 100, kind, Estimate(0.0, 0.1), {"x": 44.0})
+    assert nearly.advice == [f"take about 2 times as many {parts} for 50 effective draws"], "once is no advice"

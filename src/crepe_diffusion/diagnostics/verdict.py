@@ -133,17 +133,18 @@ def _collapse(share: float, n: int) -> Iterator[Finding]:
 
 def _of_particles(shares: np.ndarray, kind: str, log_z: Estimate, sizes: Mapping[str, float]) -> Iterator[Finding]:
     count = 1 / float((shares**2).sum())
+    part, parts = ("sweep", "sweeps") if kind == "tours" else ("batch", "batches")
     if count < FEW_CLUSTERS:
         yield Finding(
             "do not trust" if count < TINY_CLUSTERS else "look",
             f"{count:.1f} of {len(shares)} {kind} count: the heaviest has {percent(float(shares.max()))} of the weight",
-            f"take {_about(len(shares) * FEW_CLUSTERS / count)} {kind}, or more particles in each batch",
+            f"take {_about(len(shares) * FEW_CLUSTERS / count)} {kind}, or more particles in each {part}",
         )
     if log_z.error > LOG_Z_ERROR:
         yield Finding(
             "look",
-            f"log Z is {log_z}: batches differ so much that the best of them may not have been seen yet",
-            "take more particles in each batch, or a better proposal",
+            f"log Z is {log_z}: {parts} differ so much that the best of them may not have been seen yet",
+            f"take more particles in each {part}, or a better proposal",
         )
     few = {name: n for name, n in sizes.items() if n < FEW_ESS}
     if few:
@@ -152,7 +153,7 @@ def _of_particles(shares: np.ndarray, kind: str, log_z: Estimate, sizes: Mapping
             "do not trust" if n < TINY_ESS else "look",
             f"too few particles for {name}: {n:.0f} effective draws, so its mean is known to"
             f" {1 / math.sqrt(max(n, 1)):.2f} standard deviations",
-            f"take {_about(FEW_ESS / max(n, 1))} times as many batches for {FEW_ESS} effective draws",
+            f"take {_about(max(2, FEW_ESS / max(n, 1)))} times as many {parts} for {FEW_ESS} effective draws",
         )
 
 
