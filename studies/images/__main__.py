@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from studies.images import data, inception, known, model, problems, restoring, tables, trained
+from studies.images import data, inception, known, model, problems, restoring, tables, tails, trained
 from studies.images.gallery import gallery
 from studies.shared.results import Results
 
@@ -69,6 +69,11 @@ def run_walks(options: argparse.Namespace) -> None:
     _follow(known.compare_walks(law, Results(options.out), options.seeds), options, "more walks")
 
 
+def run_tails(options: argparse.Namespace) -> None:
+    law = problems.known_law("mnist", 14, options.data)
+    _follow(tails.compare_tails(law, Results(options.out)), options, "tails of weights")
+
+
 def run_trained(options: argparse.Namespace) -> None:
     painter, results = model.load_painter(options.weights), Results(options.out)
     sizes = trained.SIZES[painter.size]
@@ -76,6 +81,8 @@ def run_trained(options: argparse.Namespace) -> None:
         sizes = replace(sizes, n_seeds=options.seeds)
     if "wishes" in options.parts:
         _follow(trained.wish_curves(painter, results, sizes), options, "wishes")
+    if "long" in options.parts:
+        _follow(trained.long_chains(painter, results, sizes), options, "long chains")
     if "refinement" in options.parts and f"refinement {painter.name}" not in results:
         print(trained.refine(painter, results, sizes))
     if "restored" in options.parts and painter.examples is not None:
@@ -88,7 +95,8 @@ def run_inception(options: argparse.Namespace) -> None:
     painter = model.load_painter(options.weights)
     test = data.load_images(painter.images, options.data, painter.size)[1]
     results, network = Results(options.out), inception.load_inception()
-    print(inception.compare(network, test, results, options.result, options.draws, options.real))
+    names = [f"guidance {painter.name} class {options.label} samples 512 seed {seed}" for seed in range(options.seeds)]
+    _follow(inception.compare(network, test, results, names, options.draws, options.real), options, "seeds")
 
 
 def make_gallery(options: argparse.Namespace) -> None:
@@ -135,16 +143,18 @@ def main(arguments: list[str] | None = None) -> None:
     command("settings", run_settings, "what the settings of particles do to guidance by 4, with a known truth")
     sub = command("walks", run_walks, "what more walks do to guidance by 4, with a known truth; continues")
     sub.add_argument("--seeds", type=int, default=2)
+    command("tails", run_tails, "where heavy weights at guidance by 4 come from, with a known truth; continues")
     sub = command("trained", run_trained, "what is measured with a trained network; continues")
     sub.add_argument("--weights", default="mnist-14", help="a shipped network, or a file that `ship` wrote")
     sub.add_argument("--seeds", type=int, help="of the table of guidance")
     parts = ("wishes", "refinement", "restored", "guidance")
-    sub.add_argument("--parts", nargs="+", choices=parts, default=parts)
-    sub = command("inception", run_inception, "FID of one result of the table of guidance; needs the data and a wheel")
-    sub.add_argument("--weights", default="mnist-14", help="the network of the result")
+    sub.add_argument("--parts", nargs="+", choices=(*parts, "long"), default=parts)
+    sub = command("inception", run_inception, "FID of the runs of 512 samples; needs the data and a wheel")
+    sub.add_argument("--weights", default="mnist-14", help="the network of the runs")
     sub.add_argument("--draws", type=int, default=128, help="of each method")
     sub.add_argument("--real", type=int, default=256, help="test images")
-    sub.add_argument("--result", required=True, help='such as "guidance mnist-14 class 4 samples 512 seed 0"')
+    sub.add_argument("--label", type=int, default=4, help="the class of the runs")
+    sub.add_argument("--seeds", type=int, default=3)
     sub = command("gallery", make_gallery, "one picture of guidance and wishes")
     sub.add_argument("--weights", nargs="+", help="shipped networks, or files; by default the largest of each")
     sub.add_argument("--picture", type=Path, default=Path("results/gallery.png"))

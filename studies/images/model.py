@@ -180,11 +180,24 @@ class Painter:
         return Gaussian(variance="fisher-diagonal", basis=cosines(self.size), information=table)
 
 
+class InBlocks(torch.nn.Module):
+    """The same network on at most n rows at once: what fits into the cache is a quarter faster, and no row is added."""
+
+    def __init__(self, model: torch.nn.Module, n: int):
+        super().__init__()
+        self.model, self.n = model, n
+
+    def forward(self, y: Tensor, sigma: Tensor, label: Tensor) -> Tensor:
+        parts = zip(y.split(self.n), sigma.split(self.n), label.split(self.n), strict=True)
+        return torch.cat([self.model(*part) for part in parts])
+
+
 def as_models(model: cd.models.EDM, network: dict[str, int]) -> list[cd.models.Denoiser]:
     """One model per class and, last, the unconditional one: all are conditions of one network."""
     model.eval().requires_grad_(False)
     shape = (1, network["size"], network["size"])
-    return [cd.models.Denoiser(model, shape, condition=torch.tensor(c)) for c in range(network["n_classes"] + 1)]
+    blocks = InBlocks(model, 100_000 // network["size"] ** 2)
+    return [cd.models.Denoiser(blocks, shape, condition=torch.tensor(c)) for c in range(network["n_classes"] + 1)]
 
 
 def ship(name: str, data: Path, trained: Path, out: Path, size: int = 28, n: int = 256, n_times: int = 15) -> Path:

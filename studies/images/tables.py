@@ -112,6 +112,33 @@ def walks_table(results: Results) -> str | None:
     return markdown(["method", "rows", "seeds", *WALK_COLUMNS], rows)
 
 
+def tails_table(results: Results) -> str | None:
+    """Weights of one step, from exact draws: spread, tail index and the largest, by kernels and by densities."""
+    record = results.get("tails steps")
+    if record is None:
+        return None
+    rows = [
+        [f"{r['t']:.2f}", *(f"{r[key][i]:.2f}" for i in range(3) for key in ("RNE", "exact"))]
+        for r in record["found"]
+        if max(r["RNE"][0], r["exact"][0]) >= 0.05
+    ]
+    names = ("standard deviation", "tail index", "largest log-weight")
+    return markdown(["noise", *(f"{name}, {key}" for name in names for key in ("RNE", "exact"))], rows)
+
+
+def resampled_table(results: Results) -> str | None:
+    """What is left of 256 walks, with weights of either kind: mean and standard error over seeds."""
+    record = results.get("tails resampled")
+    if record is None:
+        return None
+    columns = {name: WALK_COLUMNS[name] for name in ("families", "log Z, too large by", "TV of shares", "Fréchet")}
+    rows = [
+        [name, *(mean_and_error([s[key] for s in seeds], digits) for key, digits in columns.values())]
+        for name, seeds in record["found"].items()
+    ]
+    return markdown(["weights", *columns], rows)
+
+
 WALK_COLUMNS = {
     "TV of shares": ("shares", 3),
     "as many exact draws": ("exact", 3),
@@ -174,19 +201,17 @@ def _size(record: dict[str, Any]) -> int:
 
 
 def inception_table(results: Results, painter: str) -> str | None:
-    """FID of the methods of one result."""
-    names = results.names(f"inception-guidance-{painter}-class-*")
-    if not names:
+    """FID of the methods: mean and standard error over seeds."""
+    records = [results[name] for name in results.names(f"inception-guidance-{painter}-class-*")]
+    if not records:
         return None
-    records = [results[name] for name in names]
-    methods = list(records[0]["fid"])
-    rows = [[method, *(f"{r['fid'][method]:.1f}" for r in records)] for method in methods]
-    seconds = sum(r["seconds"] for r in records)
-    text = (
-        f"{records[0]['n']} draws of each against {records[0]['n_real']} test images; {seconds:.0f} seconds of a core."
-    )
-    samples = [results[r["of"]]["samples"] for r in records]
-    return markdown(["", *(f"FID, {n} samples" for n in samples)], rows) + "\n\n" + text
+    rows = [
+        [method, *(mean_and_error([r[key][method] for r in records], 1) for key in ("fid", "halves"))]
+        for method in records[0]["fid"]
+    ]
+    n, n_real, seconds = records[0]["n"], records[0]["n_real"], sum(r["seconds"] for r in records)
+    text = f"{n} draws of each against {n_real} test images, {len(records)} seeds; {seconds:.0f} seconds of a core."
+    return markdown(["", "FID, 512 samples", f"FID between {n // 2} and {n // 2} of its draws"], rows) + "\n\n" + text
 
 
 def network_table(folder: Path) -> str:
@@ -264,6 +289,27 @@ def wish_table(results: Results, painter: str) -> str | None:
     if not rows:
         return None
     head = ["wish", "on", "without it", "RNE-SMC", "CREPE, second half", "accuracy", "round trips", "verdict of CREPE"]
+    return markdown(head, rows)
+
+
+def long_table(results: Results, painter: str) -> str | None:
+    """Long chains of wishes that can be fulfilled and of one that cannot."""
+    records = [results[name] for name in results.names(f"long-wish-{painter}-*")]
+    if not records:
+        return None
+    head = ["wish", "iterations", "reward", "accuracy", "round trips", "verdict", "why"]
+    rows = [
+        [
+            r["wish"],
+            r["iterations"],
+            f"{r['reward']:.2f}",
+            f"{r['accuracy']:.2f}",
+            r["round trips"],
+            r["verdict"],
+            "; ".join(r["reasons"]) or "–",
+        ]
+        for r in records
+    ]
     return markdown(head, rows)
 
 
@@ -350,6 +396,8 @@ def fill_page(results: Results, page: Path) -> list[Path]:
         "guidance log z": known_table(results, guided, "log z", 2),
         "settings": settings_table(results),
         "walks": walks_table(results),
+        "tails": tails_table(results),
+        "tails resampled": resampled_table(results),
         "rewards families": known_table(results, others, "families", 0),
         "rewards": known_table(results, others, "shares", 3),
         "rewards frechet": known_table(results, others, "frechet", 2),
@@ -361,6 +409,7 @@ def fill_page(results: Results, page: Path) -> list[Path]:
             f"trained {painter}": together(guidance_table(results, painter), guidance_figure(results, painter)),
             f"inception {painter}": inception_table(results, painter),
             f"wishes {painter}": together(wish_table(results, painter), *wish_figures(results, painter)),
+            f"long {painter}": long_table(results, painter),
             f"refinement {painter}": refinement_figure(results, painter),
             f"restored {painter}": together(restored_table(results, painter), restored_figure(results, painter)),
         }

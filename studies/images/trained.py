@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -105,39 +106,38 @@ def guidance_table(painter: Painter, results: Results, sizes: Sizes) -> Iterator
 
     Small runs are repeated until all sizes are judged by as many images. The samples of plain guidance are independent,
     so a run of another size is another way to divide them, and they are drawn once; beside them, without guidance.
+    The largest runs come first, with all seeds.
     """
-    for seed in range(sizes.n_seeds):
-        for label in sizes.classes:
-            target, most = painter.guided(label, SCALE), max(sizes.n_samples)
-            for n in sizes.n_samples:
-                name = f"guidance {painter.name} class {label} samples {n} seed {seed}"
-                if name in results:
-                    continue
-                runs = max(1, sizes.n_images // n)
-                setting = sizes.setting(painter, target, runs * n * (sizes.n_steps + 1 + N_FINISH))
-                ways = {key: (target, method) for key, method in table_methods(n, runs).items()}
-                if n == most:
-                    ways = {"no guidance": (painter.conditional(label), plain)} | ways
-                else:
-                    del ways["plain CFG"]
-                found: dict[str, dict[str, float]] = {}
-                shown = {}
-                for key, (wanted, method) in ways.items():
-                    began = time.process_time()
-                    out = method(wanted, replace(setting, process=painter.process(wanted)), seed)
-                    rows = float(out.evaluations.rows)
-                    cost = {"rows": rows, "seconds": time.process_time() - began, "images": float(len(out.x))}
-                    run = runs_of(out, n)
-                    found[key] = judged(painter, label, out.x, out.weights, run) | cost
-                    shown[key] = pixels(by_weight(out, N_SHOWN, seed))
-                    if isinstance(out, cd.Chains):
-                        x = after_burn_in(out)
-                        equal = torch.full((len(x),), 1 / len(x))
-                        cost |= {"images": float(len(x)), "round trips": float(out.diagnostics.round_trips())}
-                        found[f"{key}, burn-in dropped"] = judged(painter, label, x, equal, run[-len(x) :]) | cost
-                record = {"samples": n, "runs": runs, "class": label, "seed": seed, "found": found}
-                results.save(name, record, **(shown if seed == 0 else {}))
-                yield name
+    most = max(sizes.n_samples)
+    for n, seed, label in product(sorted(sizes.n_samples, reverse=True), range(sizes.n_seeds), sizes.classes):
+        name = f"guidance {painter.name} class {label} samples {n} seed {seed}"
+        if name in results:
+            continue
+        target, runs = painter.guided(label, SCALE), max(1, sizes.n_images // n)
+        setting = sizes.setting(painter, target, runs * n * (sizes.n_steps + 1 + N_FINISH))
+        ways = {key: (target, method) for key, method in table_methods(n, runs).items()}
+        if n == most:
+            ways = {"no guidance": (painter.conditional(label), plain)} | ways
+        else:
+            del ways["plain CFG"]
+        found: dict[str, dict[str, float]] = {}
+        shown = {}
+        for key, (wanted, method) in ways.items():
+            began = time.process_time()
+            out = method(wanted, replace(setting, process=painter.process(wanted)), seed)
+            rows = float(out.evaluations.rows)
+            cost = {"rows": rows, "seconds": time.process_time() - began, "images": float(len(out.x))}
+            run = runs_of(out, n)
+            found[key] = judged(painter, label, out.x, out.weights, run) | cost
+            shown[key] = pixels(by_weight(out, N_SHOWN, seed))
+            if isinstance(out, cd.Chains):
+                x = after_burn_in(out)
+                equal = torch.full((len(x),), 1 / len(x))
+                cost |= {"images": float(len(x)), "round trips": float(out.diagnostics.round_trips())}
+                found[f"{key}, burn-in dropped"] = judged(painter, label, x, equal, run[-len(x) :]) | cost
+        record = {"samples": n, "runs": runs, "class": label, "seed": seed, "found": found}
+        results.save(name, record, **(shown if seed == 0 or n == most else {}))
+        yield name
 
 
 def by_weight(out: cd.Result, n: int, seed: int) -> Tensor:
@@ -153,13 +153,14 @@ def pixels(x: Tensor) -> np.ndarray:
 # -- wishes ------------------------------------------------------------------------------------------------
 
 
-def run_wish(painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: int) -> tuple[dict[str, Any], Tensor]:
-    """A chain with a wish: the reward of every draw and what the verdict says; SMC at the same rows beside it."""
-    target, reward = wish.tilt(base, painter), wish.reward(painter)
-    setting = sizes.setting(painter, base, 0)
-    steps = setting.ladder(8)
-    chain = cd.ReplicaExchange(target, steps, n_chains=sizes.n_chains, process=setting.process, seed=seed)
-    out = chain.sample(sizes.n_iterations, progress=False)
+def wished(
+    painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: int
+) -> tuple[cd.ReplicaExchange, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """Chains with a wish; its reward, and the log-probability of the class, of images."""
+    reward, setting = wish.reward(painter), sizes.setting(painter, base, 0)
+    chain = cd.ReplicaExchange(
+        wish.tilt(base, painter), setting.ladder(8), n_chains=sizes.n_chains, process=setting.process, seed=seed
+    )
 
     def values(x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -169,6 +170,14 @@ def run_wish(painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: 
         with torch.no_grad():
             return painter.classifier(x)[:, wish.label].double()
 
+    return chain, values, of_class
+
+
+def run_wish(painter: Painter, base: cd.Target, wish: Wish, sizes: Sizes, seed: int) -> tuple[dict[str, Any], Tensor]:
+    """A chain with a wish: the reward of every draw and what the verdict says; SMC at the same rows beside it."""
+    chain, values, of_class = wished(painter, base, wish, sizes, seed)
+    out = chain.sample(sizes.n_iterations, progress=False)
+    target, setting = chain.target, sizes.setting(painter, base, 0)
     n = out.evaluations.rows // len(target.models) // (sizes.n_steps + 1)
     particles = cd.SMC(target, setting.ladder(4), n_particles=n, process=setting.process, seed=seed).sample(
         progress=False
@@ -211,6 +220,36 @@ def wish_curves(painter: Painter, results: Results, sizes: Sizes, seed: int = 0)
                 every = max(1, len(chains) // 12)
                 results.save(name, record | {"seed": seed}, chain=pixels(chains[::every, 0]), last=pixels(chains[-1]))
                 yield name
+
+
+def long_chains(painter: Painter, results: Results, sizes: Sizes, n_times: int = 8, seed: int = 0) -> Iterator[str]:
+    """Does the verdict tell a wish that the class cannot fulfil from others, if chains are `n_times` as long?
+
+    Beside the impossible wish: those of the same class, and the last one of the list.
+    """
+    impossible, wishes = IMPOSSIBLE[painter.images], WISHES[painter.images]
+    for wish in (impossible, *(w for w in wishes if w.label == impossible.label), wishes[-1]):
+        name = f"long wish {painter.name} {wish.text}"
+        if name in results:
+            continue
+        chain, values, of_class = wished(painter, painter.conditional(wish.label), wish, sizes, seed)
+        began = time.process_time()
+        out = chain.sample(n_times * sizes.n_iterations, progress=False)
+        half = out.chains[len(out.chains) // 2 :].flatten(0, 1)
+        verdict = out.verdict({"reward": values, "class": of_class})
+        record = {
+            "wish": wish.text,
+            "reward": float(values(half).mean()) / wish.strength,
+            "accuracy": judged(painter, wish.label, half, torch.full((len(half),), 1 / len(half)))["accuracy"],
+            "iterations": len(out.chains),
+            "round trips": out.diagnostics.round_trips(),
+            "verdict": verdict.level,
+            "reasons": verdict.reasons,
+            "seconds": time.process_time() - began,
+            "seed": seed,
+        }
+        results.save(name, record, last=pixels(out.chains[-1]))
+        yield name
 
 
 def refine(

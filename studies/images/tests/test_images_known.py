@@ -12,7 +12,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import assert_mean, refuted
-from studies.images import data, known, methods, mixture, problems
+from studies.images import data, known, methods, mixture, problems, tables, tails
 from studies.shared.results import Results
 
 T = 0.3
@@ -100,6 +100,33 @@ def test_twisted_smc_is_path_work_for_one_model_with_a_gradient(law):
     both = [methods.smc(weight)(target, setting, 3) for weight in (cd.PathWork(), cd.Twisted())]
     torch.testing.assert_close(both[0].weights, both[1].weights)
     torch.testing.assert_close(both[0].x, both[1].x)
+
+
+def test_exact_work_has_the_true_normaliser_with_few_steps(law):
+    target, w = cd.guided(law.conditional(0), law.unconditional(), 3.0), 3.0
+    steps = cd.ladder.karras(7, T, 20.0)
+
+    def log_mass(t):
+        return mixture.guided_log_mass(law, 0, w, cd.Stream(13), t, 40_000)
+
+    def check(weight):
+        out = cd.SMC(target, steps, n_particles=400, n_batches=16, weight=weight, seed=0).sample(progress=False)
+        z = (out.batch_log_z - (log_mass(T) - log_mass(20.0))).exp()
+        assert_mean(z, 1.0)
+
+    check(tails.ExactWork(law, 0, w))
+    refuted(lambda: check(tails.ExactWork(law, 0, w - 0.3)))
+
+
+def test_tails_are_compared_and_not_again(law, tmp_path, monkeypatch):
+    monkeypatch.setattr(known, "CASES", [known.Case("mnist", 1, "guided", "3", n_steps=16, n_states=512)])
+    results = Results(tmp_path)
+    names = list(tails.compare_tails(law, results, n_seeds=1, n=200, every=8))
+    assert names == ["tails steps", "tails walks", "tails resampled"]
+    assert list(tails.compare_tails(law, results, n_seeds=1, n=200, every=8)) == []
+    assert [round(r["t"], 2) for r in results["tails steps"]["found"]] == [20.0, 2.31]
+    assert tables.tails_table(results).count("\n") >= 2
+    assert tables.resampled_table(results).count("exact densities") == 2
 
 
 def test_families_are_counted_by_their_weight(law):

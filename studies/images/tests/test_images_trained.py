@@ -15,7 +15,7 @@ import crepe_diffusion as cd
 from checks import refuted
 from crepe_diffusion.run import read_run
 from crepe_diffusion.samplers import Independent
-from studies.images import data, inception, methods, model, painting, restoring, tables, trained, wishes
+from studies.images import data, inception, methods, model, painting, problems, restoring, tables, trained, wishes
 from studies.images.methods import Setting
 from studies.shared.results import Results
 from studies.shared.training import Settings, loss
@@ -38,6 +38,20 @@ def test_the_label_reaches_the_network_and_rows_do_not_mix():
         check(torch.tensor([2, 0, 3, 1]))
         other = network(y, sigma, label.flip(0))
     assert float((other - out).flatten(1).norm(dim=1).min()) > 1e-3
+
+
+def test_blocks_of_rows_are_the_whole():
+    network = model.build({"size": 28, "width": 8, "depth": 1, "n_classes": 3})
+    torch.nn.init.normal_(network.network.last.weight, std=0.2)  # a network that begins at zero would hide its input
+    y, sigma, label = torch.randn(5, 1, 28, 28), torch.tensor([0.1, 0.5, 1.0, 3.0, 9.0]), torch.tensor([0, 1, 2, 3, 1])
+
+    def check(n, order):
+        found = model.InBlocks(network, n)(y, sigma, label)
+        torch.testing.assert_close(found[order], network(y, sigma, label), rtol=1e-4, atol=1e-5)
+
+    for n in (1, 2, 5, 9):
+        check(n, torch.arange(5))
+    refuted(lambda: check(2, torch.tensor([2, 3, 0, 1, 4])))
 
 
 def test_labels_are_hidden_at_the_stated_rate(folder):
@@ -136,10 +150,10 @@ def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
     results = Results(tmp_path)
     names = list(trained.guidance_table(painter, results, SIZES))
     assert list(trained.guidance_table(painter, results, SIZES)) == []
-    assert names == [f"guidance mnist-14 class 3 samples {n} seed 0" for n in (2, 4)]
+    assert names == [f"guidance mnist-14 class 3 samples {n} seed 0" for n in (4, 2)]
     corrected = {"FKC", "RNE-SMC", "particle Gibbs", "CREPE", "CREPE, burn-in dropped"}
-    assert set(results[names[0]]["found"]) == corrected
-    record = results[names[1]]
+    assert set(results[names[1]]["found"]) == corrected
+    record = results[names[0]]
     assert set(record["found"]) == corrected | {"no guidance", "plain CFG"}
     most = 8 * (8 + 1 + trained.N_FINISH)  # images, and the states of a walk
     for name, found in record["found"].items():
@@ -154,6 +168,14 @@ def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
     wish, chains = trained.run_wish(painter, painter.conditional(4), wishes.WISHES["mnist"][4], SIZES, seed=0)
     assert chains.shape == (3, 2, 1, 14, 14)
     assert len(wish["along"]) == 3
+    names = list(trained.long_chains(painter, results, SIZES, n_times=2))
+    assert [name.split("mnist-14 ")[1] for name in names] == [
+        "a one that looks like an eight",
+        "a left-leaning one",
+        "a four that looks like a nine",
+    ]
+    assert results[names[0]]["iterations"] == 6
+    assert tables.long_table(results, "mnist-14").count("do not trust") >= 1
 
 
 def test_rows_are_equal_where_runs_are_long_enough():
@@ -268,12 +290,25 @@ def test_fid_is_small_for_the_same_images_and_large_for_others(folder, tmp_path)
     test = data.load_images("mnist", folder / "data", 14)[1]
     own, other = (trained.pixels(test.of_class(c)[:5]) for c in (8, 0))
     results = Results(tmp_path)
-    results.save("guidance", {"class": 8, "samples": 5}, same=own, other=other)
-    found = results[inception.compare(Corners(), test, results, "guidance", 5, 5)]
-    assert found["fid"]["same"] == pytest.approx(0, abs=1e-6)
-    assert found["fid"]["other"] > 10 * found["fid"]["other real images"] > 0
+    names = ["guidance mnist class 8 seed 0", "guidance mnist class 8 seed 1"]
+    for name in names:
+        results.save(name, {"class": 8, "samples": 5}, same=own, other=other)
+    first, second = (results[name] for name in inception.compare(Corners(), test, results, names, 5, 5))
+    assert first["fid"]["same"] == pytest.approx(0, abs=1e-6)
+    assert first["fid"]["other"] > 10 * first["fid"]["other real images"] > 0
+    assert first["fid"]["same"] == second["fid"]["same"]
+    assert first["fid"]["other real images"] != second["fid"]["other real images"]
+    halves = problems.frechet(*sides(own[:2]), *sides(own[2:]))
+    assert first["halves"]["same"] == pytest.approx(halves)
+    table = tables.inception_table(results, "mnist")
+    assert f"| other | {first['fid']['other']:.1f} ± 0.0 |" in table
     with pytest.raises(cd.InputError, match=r"16 \+ 5 test images of a class are needed, got 20"):
-        inception.compare(Corners(), test, results, "guidance", 5, 16)
+        next(inception.compare(Corners(), test, results, names, 5, 16))
+
+
+def sides(images):
+    seen = inception.features(Corners(), torch.tensor(images))
+    return seen, torch.full((len(seen),), 1 / len(seen)).double()
 
 
 def test_networks_have_the_stated_sizes():
