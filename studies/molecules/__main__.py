@@ -103,6 +103,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, metavar="DIR", help="where draws are kept (default: runs/molecules/PEPTIDE)")
     sub.set_defaults(command=_torsions)
 
+    sub = commands.add_parser(
+        "hands", parents=[shared], help="under how much noise volumes show the hand of a molecule"
+    )
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--every", type=int, default=20, metavar="N", help="take one of so many hot frames")
+    sub.set_defaults(command=_hands)
+
     sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
     sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
@@ -300,6 +307,19 @@ def _torsions(given: argparse.Namespace) -> int:
     print(torsions.table(shares))
     record = {"table": torsions.table(shares), "shares": [asdict(s) for s in shares]}
     Results(folder).save("torsions", record)
+    return 0
+
+
+def _hands(given: argparse.Namespace) -> int:
+    import numpy as np
+
+    from studies.molecules import data, hands
+
+    chosen = given.peptide
+    hot = data.read_trajectories(given.data, chosen, chosen.hot, given.equilibration)
+    found = hands.legible(np.concatenate([t[:: given.every] for t in hot]), chosen)
+    print(hands.table(found))
+    Results(given.out or RUNS / chosen.name).save("hands", {"table": hands.table(found)})
     return 0
 
 
