@@ -56,7 +56,9 @@ def _measured(given: argparse.Namespace, default: tuple[str, ...], name: str) ->
         return calibration.collect(given.out, names)
     jobs = calibration.jobs(names, given.methods, given.budgets, given.hard or None, given.seeds, given.groups)
     done = calibration.run_all(jobs, given.out, given.workers)
-    return [r for batch in track(done, name, total=len(jobs)) for r in batch]
+    records = [r for batch in track(done, name, total=len(jobs)) for r in batch]
+    print(f"{sum(r.get('seconds', 0.0) for r in records) / 60:.0f} minutes of one core")
+    return records
 
 
 def _compare(given: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -109,12 +110,13 @@ def run_job(job: Job, folder: Path) -> list[Record]:
     found: list[Record] | None = results.get(job.name)
     if found is None:
         torch.set_num_threads(1)
-        problem = chosen(job.problem)
+        problem, began = chosen(job.problem), time.process_time()
         try:
             found = [record(problem, g) for g in METHODS[job.method](problem, job.budget, job.seed, job.n_groups)]
         except cd.NonFiniteError as error:
             found = [failed(error) for _ in range(job.n_groups)]
         of_job = {"problem": job.problem, "method": job.method, "budget": job.budget, "seed": job.seed}
+        of_job["seconds"] = (time.process_time() - began) / job.n_groups
         found = [{**of_job, "group": i, **r} for i, r in enumerate(found)]
         results.save(job.name, found)
     return found

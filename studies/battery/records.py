@@ -4,7 +4,7 @@
 
 A record is a dictionary of plain numbers:
 
-- `problem`, `method`, `budget`, `seed` (of the sampler), `group` (of those that share it);
+- `problem`, `method`, `budget`, `seed` (of the sampler), `group` (of those that share it), `seconds` of a processor;
 - `rows`: network rows with set-up, as the run alone would have paid; `setup`: those of its set-up;
 - `verdict`, `reasons`;
 - `means`: for each scalar `value`, `error`, `dof`, `truth`, `covered` (by the 95 % interval), `ess`, and `variance`,
