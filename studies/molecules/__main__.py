@@ -110,6 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--every", type=int, default=20, metavar="N", help="take one of so many hot frames")
     sub.set_defaults(command=_hands)
 
+    sub = commands.add_parser("descents", parents=[shared], help="at which noise a model errs, from noised hot frames")
+    sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--frames", type=int, default=300, metavar="N")
+    sub.set_defaults(command=_descents)
+
     sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
     sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
@@ -320,6 +326,20 @@ def _hands(given: argparse.Namespace) -> int:
     found = hands.legible(np.concatenate([t[:: given.every] for t in hot]), chosen)
     print(hands.table(found))
     Results(given.out or RUNS / chosen.name).save("hands", {"table": hands.table(found)})
+    return 0
+
+
+def _descents(given: argparse.Namespace) -> int:
+    import numpy as np
+
+    from studies.molecules import data, descents, model
+
+    chosen = given.peptide
+    hot = np.concatenate(data.read_trajectories(given.data, chosen, chosen.hot, given.equilibration))
+    some = hot[np.linspace(0, len(hot) - 1, given.frames).astype(int)]
+    found = descents.examine(model.load_model(given.weights or chosen.name), some, chosen)
+    print(descents.table(found))
+    Results(given.out or RUNS / chosen.name).save("descents", {"table": descents.table(found)})
     return 0
 
 

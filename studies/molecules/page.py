@@ -30,7 +30,7 @@ def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str
     methods = {name: measured(runs / name) for name in PEPTIDES}
     tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
     tables |= {f"{name} populations": population_table(found) for name, found in methods.items() if found}
-    for kind in ("ratio", "torsions", "hands"):
+    for kind in ("ratio", "torsions", "hands", "descents"):
         kept = {name: Results(runs / name).get(kind) for name in PEPTIDES}
         tables |= {f"{name} {kind}": found["table"] for name, found in kept.items() if found}
     others = {"exchange": exchanges(methods), "speed": speeds(data), "dynamics": checks(data)}
@@ -92,14 +92,15 @@ def _largest(z: list[float | None]) -> str:
 
 
 def weights(shipped: Path, data: Path) -> str | None:
-    """How the shipped weights were trained, and those that `train` left for peptides without shipped ones."""
+    """How the shipped weights were trained, and those that `join` or `train` left for peptides without shipped ones."""
     rows = []
     for name in PEPTIDES:
-        local = data / name / "training-all" / f"{name}.safetensors"
-        if (shipped / local.name).exists():
-            rows += _trained(name, load_weights(shipped / local.name)[1])
-        elif local.exists():
-            rows += _trained(f"{name} (not shipped)", load_weights(local)[1])
+        file = f"{name}.safetensors"
+        local = [path for path in (data / name / file, data / name / "training-all" / file) if path.exists()]
+        if (shipped / file).exists():
+            rows += _trained(name, load_weights(shipped / file)[1])
+        elif local:
+            rows += _trained(f"{name} (not shipped)", load_weights(local[0])[1])
     head = ["weights", "network", "frames", "steps x batch", "minutes of one core"]
     return markdown([*head, "held-out loss (1: the best linear denoiser)"], rows) if rows else None
 
