@@ -13,7 +13,18 @@ import torch
 import crepe_diffusion as cd
 from checks import f64
 from crepe_diffusion.diagnostics.verdict import FEW_CLUSTERS
-from crepe_diffusion.processes import Coefficients, Counted, Euler, EulerMaruyama, Gaussian, Masked, Uniform
+from crepe_diffusion.kernels.explore import explore
+from crepe_diffusion.processes import (
+    Coefficients,
+    Counted,
+    Euler,
+    EulerMaruyama,
+    FisherTable,
+    Gaussian,
+    Masked,
+    Uniform,
+)
+from crepe_diffusion.processes.quadrature import _enough
 from crepe_diffusion.samplers import choose
 from crepe_diffusion.samplers.discretisation import Doubling
 from crepe_diffusion.samplers.plan import Cut, Plan
@@ -875,3 +886,47 @@ def test_double_steps_are_compared_by_the_mean_of_their_weights(direction, monke
     nothing = nothing - nothing.logsumexp(0)
     lost = w.where(torch.arange(n) < 3, torch.nan)
     assert found(w_1, w_2, lost, zero, nothing)[0] == found(w_1, w_2, w, zero, nothing)[0]
+
+
+# -- what survived a fresh draw of mutants -------------------------------------------------------------------
+
+
+def test_rows_that_have_not_been_swapped_are_explored():
+    chain = cd.ReplicaExchange(TARGET, LADDER, n_chains=2, **FAST)
+    assert chain.state.share is None
+    moved, which = explore(cd.Langevin(), chain.state, chain.evaluate, cd.Stream(1))
+    alone, _ = cd.Langevin()(chain.state, chain.evaluate, cd.Stream(1))
+    assert torch.equal(moved.x, alone.x)
+    assert which.all()
+
+
+def test_log_z_of_one_batch_has_the_freedom_of_its_eves():
+    out = cd.SMC(TARGET, LADDER, n_particles=16, **FAST).sample()
+    shares = torch.zeros(16, dtype=torch.float64).index_add(0, out.eve, out.weights)
+    assert out.log_z.dof == pytest.approx(1 / float(shares.square().sum()) - 1)
+    assert out.log_z.dof > 1.5
+    assert replace(out, eve=torch.zeros_like(out.eve)).log_z.dof == 1.0
+
+
+@pytest.mark.parametrize(("variance", "n"), [(0.249, 16), (0.251, 32)])
+def test_batches_grow_where_z_is_unsure(found, variance, n, monkeypatch):
+    monkeypatch.setattr(choose, "_repeated", lambda pilot: (1 + 15 * variance) / 16)
+    assert choose._Smc(found, 80_000, 100, dict(COMMON)).n_particles == n
+
+
+def test_a_short_panel_has_one_node():
+    assert _enough(f64([1e-3, 0.5, 2.302585092994046]), 3).tolist() == [1, 2, 3]
+
+
+def test_tokens_at_two_places_do_not_cancel():
+    """Of tokens 0 to 3 at two positions, any two states are apart."""
+    x = torch.cartesian_prod(torch.arange(4), torch.arange(4))
+    features = pilots._token_features(x, cd.Stream(0))
+    apart = torch.cdist(features, features) + 99 * torch.eye(16)
+    assert float(apart.min()) > 2
+
+
+def test_a_table_of_one_model_serves_three_of_segments():
+    one = FisherTable(f64([1.0]), f64([[[0.5, 0.2]]]), f64([[3.0, 4.0]])).repeated(2)
+    assert one.mean.shape == (1, 4)
+    assert [one.centre(model).tolist() for model in range(3)] == [[3.0, 4.0, 3.0, 4.0]] * 3
