@@ -416,3 +416,34 @@ def test_a_run_is_refined_while_it_goes_on(kind, tmp_path):
     ) as run:
         run.run(iterations=42)
         assert run.data().x.shape[0] == 42
+
+
+def test_a_pilot_gives_its_steps_and_what_it_measured_of_them():
+    """The draws are those of its ladder and process; errors contain the steps, also after going on from a snapshot."""
+    p = cd.models.GaussianMixture(weights=[0.3, 0.7], means=[[-4.0], [3.0]], stds=[0.5, 0.4])
+    found = cd.pilot(p**3.0, cd.ladder.karras(9, 0.05, 20.0), n=32, seed=1)
+    options = {"n_particles": 16, "n_chains": 2, "seed": 2}
+    chain = cd.ParticleGibbs(p**3.0, pilot=found, **options)
+    plain = cd.ParticleGibbs(p**3.0, found.ladder, process=found.process, proposal=found.proposal, **options)
+    out, same = chain.sample(6), plain.sample(6)
+    assert torch.equal(out.x, same.x)
+    assert torch.equal(out.weights, same.weights)
+    assert out.evaluations.rows == same.evaluations.rows + found.rows
+
+    def f(x):
+        return x[:, 0].square()
+
+    shift, steps = found.summary.shift(f).value, found.discretisation["bar"].value
+    assert abs(shift) > 1e-3
+    assert out.mean(f).error == pytest.approx(math.hypot(same.mean(f).error, shift))
+    assert out.log_z.error == pytest.approx(math.hypot(same.log_z.error, steps))
+    assert out.ess(f) == same.ess(f), "more draws do not make steps smaller"
+
+    again = cd.ParticleGibbs(p**3.0, found.ladder, process=found.process, start=chain.snapshot(), **options)
+    more, ahead = again.sample(3), chain.sample(3)
+    assert torch.equal(more.x, ahead.x)
+    assert more.mean(f).error == ahead.mean(f).error
+    chain.target = p**2.0
+    assert chain.sample(3).started_from is None, "the pilot was made for another target"
+    with pytest.raises(cd.InputError, match="or a pilot"):
+        cd.ParticleGibbs(p)

@@ -97,7 +97,7 @@ BAD: dict[str, tuple[Callable[[], RunData], str, str]] = {
     "reward is -inf": (
         lambda: run(LINE.tilt(lambda x: torch.full((len(x),), -math.inf)), karras(11)),
         "do not trust",
-        "minus infinity",
+        "infinity wherever replicas stand",
     ),
     "chains disagree": (
         lambda: run(LINE**2.0, karras(11), accept=never, explorer=cd.Langevin(scale=0.5)),
@@ -301,12 +301,14 @@ def test_the_narrowest_level_of_each_batch_is_what_counts():
     assert not any("narrowest" in r for r in replace(out, level_ess=level_ess.clamp(min=32)).verdict().reasons)
 
 
-@pytest.mark.parametrize("kind", ["particles", "chains"])
+@pytest.mark.parametrize("kind", ["particles", "sweeps", "chains"])
 def test_a_mean_that_large_steps_leave_open_is_not_ok(kind):
     """The stated error contains what the steps do; of half a standard deviation, no verdict may be "ok"."""
     pilot = cd.pilot(PLANE**1.5, karras(17), n=64, seed=1, fit_samples=64)
     if kind == "particles":
         out = cd.SMC(pilot.target, pilot=pilot, n_particles=64, n_batches=40, seed=1).sample(progress=False)
+    elif kind == "sweeps":
+        out = cd.ParticleGibbs(pilot.target, pilot=pilot, n_particles=32, n_chains=4, seed=1).sample(60, progress=False)
     else:
         out = cd.ReplicaExchange(pilot.target, pilot=pilot, n_chains=8, seed=1).sample(400, progress=False)
     scalars = {"first": lambda x: x[:, 0]}

@@ -126,17 +126,9 @@ def particle_gibbs(problem: Problem, budget: int, seed: int, n_groups: int) -> l
     found = small_pilot(problem, budget, seed)
     walks = (budget - found.rows) // problem.walk_rows
     n = min(64, max(16, walks // 16))
-    chain = cd.ParticleGibbs(
-        problem.target,
-        found.ladder,
-        n_particles=n,
-        n_chains=n_groups,
-        seed=seed,
-        proposal=problem.proposal,
-        process=found.process,
-    )
+    chain = cd.ParticleGibbs(problem.target, pilot=found, n_particles=n, n_chains=n_groups, seed=seed)
     out = chain.sample(max(4, walks // n - 1), progress=False)
-    rows = found.rows + out.evaluations.rows // n_groups
+    rows = found.rows + (out.evaluations.rows - found.rows) // n_groups
     return [Group(out.of_chains(chains), rows, found.rows, {"particles": n}) for chains in _slices(n_groups, n_groups)]
 
 

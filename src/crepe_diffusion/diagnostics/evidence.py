@@ -181,14 +181,16 @@ class Evidence:
         return tours_of({name: values[self.judged] for name, values in self.data.columns.items()})
 
     @cached_property
-    def finite_works(self) -> float:
-        """The share of finite log-works at the median pair; a hard constraint may make some infinite, but not most."""
+    def finite_works(self) -> np.ndarray:
+        """The share of finite log-works at each pair."""
         down, up = self.diagnostics.works()
-        return float((down.isfinite() & up.isfinite()).double().mean((0, 1)).median()) if len(down) else 0.0
+        finite = (down.isfinite() & up.isfinite()).double()
+        return (finite.mean((0, 1)) if len(down) else torch.zeros(finite.shape[2])).numpy()
 
     @property
     def works_known(self) -> bool:
-        return self.finite_works > 0.5
+        """A hard constraint may make some works infinite, but not most, and not all of a pair."""
+        return float(np.median(self.finite_works)) > 0.5 and bool((self.finite_works > 0).all())
 
     @cached_property
     def acceptance(self) -> np.ndarray:

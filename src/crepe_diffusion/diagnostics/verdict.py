@@ -189,11 +189,11 @@ def _nonfinite(e: Evidence) -> Iterator[Finding]:
             "evaluate the model and each reward alone at that noise and mend it: rejected rows cut the target off",
         )
     if e.exchanges and e.diagnostics.n_iterations >= 8 and not e.works_known:
-        d = e.diagnostics
+        m, share = int(e.finite_works.argmin()), float(e.finite_works.min())
         yield Finding(
             "do not trust",
-            f"of {int(d.tries.sum()) * d.n_chains:,} meetings {percent(1 - e.finite_works)} had no finite log-work: the"
-            " reward is minus infinity wherever replicas stand",
+            f"{percent(1 - share)} of the meetings of levels {m} and {m + 1} had no finite log-work: the reward is minus"
+            " infinity wherever replicas stand",
             "give the reward a finite floor, and let its annealing vanish at the noise end",
         )
     for s in e.scalars:

@@ -290,7 +290,11 @@ class _ParticleGibbs(Method):
         sweeps = max(1, int(rows / self.least_rows))
         self.parts.append(self.sampler.sample(sweeps, progress=False, callback=callback))
         names = ("log_weights", "changed", "replica", "born", "sweep_log_z", "survivors", "level_ess")
-        return replace(_joined(self.parts, names), evaluations=self.pilot.counts + self.sampler.evaluate.counts)
+        return replace(
+            _joined(self.parts, names),
+            evaluations=self.pilot.counts + self.sampler.evaluate.counts,
+            started_from=self.pilot.summary,
+        )
 
 
 class _ReplicaExchange(Method):

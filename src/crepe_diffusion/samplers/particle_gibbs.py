@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.devices import home
+from crepe_diffusion.diagnostics.starting import StartingPass
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.evaluate import Evaluator
 from crepe_diffusion.kernels import ParticleStarter, Start
@@ -31,6 +32,7 @@ from crepe_diffusion.progress import Callback, Track
 from crepe_diffusion.proposals import Proposal
 from crepe_diffusion.random import Stream
 from crepe_diffusion.samplers.base import Column, Info
+from crepe_diffusion.samplers.pilot import Pilot
 from crepe_diffusion.samplers.resampling import Systematic, ancestors
 from crepe_diffusion.samplers.result import Sweeps
 from crepe_diffusion.samplers.setup import finish, packed, part, positive, prepare, prepare_again
@@ -69,6 +71,7 @@ class ParticleGibbs:
       rule given that the kept path goes on;
     - `starter`: where free particles start instead of the noise end, such as `stitching.Restitch`; the kept path then
       goes up only so far. After a change of the target, the first sweep keeps no path: it is a pass of SMC;
+    - `pilot`: as for `SMC`; chains begin with a pass of their own all the same;
     - the others are those of `ReplicaExchange`.
 
     Per sweep and chain: `(N - 1) (M K + 1)` rows down and `M K` up; a walk of tokens that change in turns costs one row
@@ -88,7 +91,7 @@ class ParticleGibbs:
     def __init__(
         self,
         target: Target | Model,
-        ladder: Ladder,
+        ladder: Ladder | None = None,
         *,
         n_particles: int = 32,
         n_chains: int = 1,
@@ -100,8 +103,14 @@ class ParticleGibbs:
         micro_batch: int | None = None,
         nonfinite: str = "raise",
         fit_samples: int = 256,
+        pilot: Pilot | None = None,
         start: dict[str, Tensor] | None = None,
     ):
+        ready, counts, self.started_from = process, None, None
+        if pilot is not None:
+            ladder, process, ready, proposal, counts = pilot.given_to(target, ladder, process, proposal)
+        elif ladder is None:
+            raise InputError("give a ladder, such as ladder.karras(51), or a pilot, which has one")
         self.n_particles, self.n_chains = positive("n_particles", n_particles, 2), positive("n_chains", n_chains)
         if not 0 <= ess_threshold <= 1:
             raise InputError(f"ess_threshold must be between 0 and 1, got {ess_threshold!r}")
@@ -112,11 +121,12 @@ class ParticleGibbs:
             target,
             ladder,
             self.stream.at("setup"),
-            process=process,
+            process=ready,
             proposal=proposal,
             micro_batch=micro_batch,
             nonfinite=nonfinite,
             fit_samples=fit_samples,
+            counts=counts,
             start=start,
             check=self._check,
         )
@@ -124,10 +134,13 @@ class ParticleGibbs:
         self.replica = self.born = torch.zeros(self.n_chains, dtype=torch.long)
         if start is None:
             self._begin()
+            if pilot is not None and self.ladder.times.equal(pilot.ladder.times):
+                self.started_from = pilot.summary
         else:
             self._restore(start)
 
     diagnostics = None
+    started_from: StartingPass | None
 
     # -- the algorithm -----------------------------------------------------------------------------------
 
@@ -252,6 +265,7 @@ class ParticleGibbs:
             sweep_log_z=_stacked([i.log_z for i in infos], (chains,)),
             survivors=_stacked([i.survivors for i in infos], (levels, chains)),
             level_ess=_stacked([i.level_ess for i in infos], (levels, chains)),
+            started_from=self.started_from,
         )
 
     def output(self) -> Tensor:
@@ -310,6 +324,7 @@ class ParticleGibbs:
         )
         self.seen = evaluate(self.x, evaluate.ladder.times[:1].expand(self.n_chains))
         self.evaluate, self.keeps = evaluate, self.starter is None
+        self.started_from = None  # the pilot was made for another target
 
     @property
     def ladder(self) -> Ladder:
@@ -320,7 +335,10 @@ class ParticleGibbs:
         state = {"x": self.x, "iteration": torch.tensor(self.iteration), "replica": self.replica, "born": self.born}
         state |= {"keeps": torch.tensor(self.keeps)}
         state |= {f"seen.prediction.{j}": p for j, p in enumerate(self.seen.predictions)}
-        return packed(self.evaluate, {"": {**state, "seen.drift": self.seen.drift, "seen.reward": self.seen.reward}})
+        parts = {"": {**state, "seen.drift": self.seen.drift, "seen.reward": self.seen.reward}}
+        if self.started_from is not None:
+            parts["pilot"] = self.started_from.state_dict()
+        return packed(self.evaluate, parts)
 
     def _restore(self, start: dict[str, Tensor]) -> None:
         wanted, predictions = self.evaluate.empty(self.n_chains), part(start, "seen.prediction")
@@ -334,6 +352,8 @@ class ParticleGibbs:
         self.x, self.iteration = start["x"].to(device, copy=True), int(start["iteration"])
         self.replica, self.born = start["replica"].clone(), start["born"].clone()
         self.keeps = bool(start.get("keeps", True))
+        if summary := part(start, "pilot"):
+            self.started_from = StartingPass.from_state_dict(summary)
         self.seen = Evaluation(
             tuple(predictions[str(j)].to(device, copy=True) for j in range(len(predictions))),
             start["seen.drift"].to(device, copy=True),

@@ -188,6 +188,17 @@ class Pilot:
                 f" {target.exponents}: make one for this target"
             )
 
+    def given_to(
+        self, target: Target | Model, ladder: Ladder | None, process: Process | None, proposal: Proposal | None
+    ) -> tuple[Ladder, Process | None, Process, Proposal, Counts]:
+        """What a sampler of particles takes from its pilot where nothing was given to it.
+
+        Its ladder, the process as the user gave it and as it was measured, the proposal, and the counts so far.
+        """
+        self.check(target)
+        given, ready = process or self.given, process or self.process
+        return ladder or self.ladder, given, ready, proposal or self.proposal, self.counts.copy()
+
     def acceptance(self, ends: Sequence[int] | Tensor) -> Tensor:
         """The predicted acceptance of the pairs of levels that stand at these times, one less than there are ends.
 

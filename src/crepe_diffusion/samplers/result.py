@@ -87,6 +87,14 @@ class Result(ABC):
             raise InputError(f"a scalar of the draws must be one number per draw, shape ({len(self.x)},); got {got}")
         return values
 
+    def _variance(self, values: Tensor) -> float:
+        return float(self.weights @ (values - self.weights @ values).square())
+
+    def _shifts(self, scalars: Mapping[str, Function], start: StartingPass | None) -> dict[str, float]:
+        """What the size of the steps does to each mean, in standard deviations, where a pilot measured it."""
+        spread = {name: math.sqrt(self._variance(self.values(f).to(torch.float64))) for name, f in scalars.items()}
+        return {name: abs(start.shift(scalars[name]).value) / sd for name, sd in spread.items() if start and sd}
+
     def _uniform(self) -> Tensor:
         return torch.full((len(self.x),), 1 / max(1, len(self.x)), dtype=torch.float64, device=self.x.device)
 
@@ -333,9 +341,6 @@ class Particles(Result):
         variance, error = self._variance(self.values(function).to(torch.float64)), self._mean(function).error
         return variance / error**2 if error else 0.0
 
-    def _variance(self, values: Tensor) -> float:
-        return float(self.weights @ (values - self.weights @ values).square())
-
     @property
     def log_z(self) -> Estimate:
         """The log of the mean of the batches' unbiased estimates of Z, with the error of a jackknife on the log scale.
@@ -367,15 +372,8 @@ class Particles(Result):
         sizes = {name: self.ess(f) for name, f in chosen.items()}
         b, n = self.log_weights.shape
         narrowest = float(self.level_ess.amin(0).mean()) / n
-        shifts = {name: self._shift(f) for name, f in chosen.items()}
+        shifts = self._shifts(chosen, self.started_from)
         return judge_particles(shares, kind, self._log_z, sizes, self.discretisation, (narrowest, b * n), shifts)
-
-    def _shift(self, function: Function) -> float:
-        """What the size of the steps does to a mean, in standard deviations; 0 where that was not measured."""
-        variance = self._variance(self.values(function).to(torch.float64))
-        if self.started_from is None or not variance:
-            return 0.0
-        return abs(self.started_from.shift(function).value) / math.sqrt(variance)
 
     def resampled_rows(self, stream: Stream) -> Tensor:
         """Which rows, (n,), are equally weighted draws: of all batches by weight, or of each if they count equally.
@@ -399,7 +397,8 @@ class Sweeps(Result):
     `log_weights` (sweeps, chains, particles) are normalised in each sweep, and all sweeps count equally; particle 0 is
     the path that was kept before the sweep, and the next one is chosen by these weights. `replica` and `born` are
     (sweeps, chains): the particle and the iteration at the noise end from which particle 0 descends; `changed` is
-    whether another path was chosen. `survivors` and `level_ess` are (sweeps, levels, chains).
+    whether another path was chosen. `survivors` and `level_ess` are (sweeps, levels, chains). `started_from` is the
+    pilot of the sampler, if it has the same steps: errors contain what it measured of their size.
     """
 
     log_weights: Tensor
@@ -409,6 +408,7 @@ class Sweeps(Result):
     sweep_log_z: Tensor
     survivors: Tensor
     level_ess: Tensor
+    started_from: StartingPass | None = None
 
     @property
     def n_chains(self) -> int:
@@ -459,20 +459,32 @@ class Sweeps(Result):
         return tours(self.replica, self.born)
 
     def mean(self, function: Function) -> Estimate:
-        """The error is the larger of those by autocorrelation of the sweeps and by tours."""
+        """The error is the larger of those by autocorrelation of sweeps and by tours, with the steps where known."""
+        start = self.started_from
+        return with_steps(self._mean(function), None if start is None else start.shift(function))
+
+    def _mean(self, function: Function) -> Estimate:
         return mean_of(self.scalar(function), self.tours)
 
     def ess(self, function: Function) -> float:
-        values, error = self.values(function).to(torch.float64), self.mean(function).error
-        variance = float(self.weights @ (values - self.weights @ values).square())
-        return variance / error**2 if error else 0.0
+        error = self._mean(function).error
+        return self._variance(self.values(function).to(torch.float64)) / error**2 if error else 0.0
 
     @property
     def log_z(self) -> Estimate:
         """`-log mean(1 / Z_n)` over the sweeps: with the kept path among the particles, `E[1 / Z_n] = 1 / Z` exactly.
 
-        NaN where the target is zero on a path up, or not finite.
+        NaN where the target is zero on a path up, or not finite. Its error contains the size of the steps, if known.
         """
+        return with_steps(self._log_z, self._steps)
+
+    @property
+    def _steps(self) -> Estimate | None:
+        """Walks up decide as much as walks down, so it is the mean of both that counts."""
+        return None if self.started_from is None else self.started_from.discretisation["bar"]
+
+    @property
+    def _log_z(self) -> Estimate:
         log_z = self.sweep_log_z
         if not log_z.numel() or not bool(log_z.isfinite().all()):
             return Estimate(math.nan, math.nan)
@@ -486,7 +498,8 @@ class Sweeps(Result):
             return Verdict("do not trust", ["there are no draws"], ["run longer"])
         chosen = default_scalars(tuple(self.x.shape[1:])) if scalars is None else scalars
         shares = (self.tours.unique(return_counts=True)[1] / self.tours.numel()).tolist()
-        return judge_particles(shares, "tours", self.log_z, {name: self.ess(f) for name, f in chosen.items()})
+        sizes, shifts = {name: self.ess(f) for name, f in chosen.items()}, self._shifts(chosen, self.started_from)
+        return judge_particles(shares, "tours", self._log_z, sizes, self._steps, shifts=shifts)
 
 
 @dataclass(frozen=True)

@@ -242,10 +242,7 @@ class SMC:
     ):
         ready, counts, self.started_from = process, None, None
         if pilot is not None:
-            pilot.check(target)
-            proposal, counts = proposal or pilot.proposal, pilot.counts.copy()
-            process, ready = process or pilot.given, process or pilot.process
-            ladder = pilot.ladder if ladder is None else ladder
+            ladder, process, ready, proposal, counts = pilot.given_to(target, ladder, process, proposal)
         elif ladder is None:
             raise InputError("give a ladder, such as ladder.karras(51), or a pilot, which has one")
         self.n_particles, self.n_batches = positive("n_particles", n_particles), positive("n_batches", n_batches)
