@@ -97,7 +97,7 @@ BAD: dict[str, tuple[Callable[[], RunData], str, str]] = {
     "reward is -inf": (
         lambda: run(LINE.tilt(lambda x: torch.full((len(x),), -math.inf)), karras(11)),
         "do not trust",
-        "infinity wherever replicas stand",
+        "minus infinity wherever replicas stand",
     ),
     "chains disagree": (
         lambda: run(LINE**2.0, karras(11), accept=never, explorer=cd.Langevin(scale=0.5)),

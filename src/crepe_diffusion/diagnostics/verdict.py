@@ -192,8 +192,8 @@ def _nonfinite(e: Evidence) -> Iterator[Finding]:
         m, share = int(e.finite_works.argmin()), float(e.finite_works.min())
         yield Finding(
             "do not trust",
-            f"{percent(1 - share)} of the meetings of levels {m} and {m + 1} had no finite log-work: the reward is minus"
-            " infinity wherever replicas stand",
+            f"{percent(1 - share)} of the meetings of levels {m} and {m + 1} had no finite log-work: the reward is"
+            " minus infinity wherever replicas stand",
             "give the reward a finite floor, and let its annealing vanish at the noise end",
         )
     for s in e.scalars:
