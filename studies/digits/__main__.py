@@ -40,9 +40,12 @@ def measure(options: argparse.Namespace) -> None:
             for method in options.method or study.methods(case)
             if f"{case.name} {method} {seed}" not in results
         ]
+        problem = case.problem()
+        if case.kind == "masked" and f"{case.name} turns" not in results:
+            log_z, error = study.turned(case, problem, n=200_000 // case.side**2)
+            results.save(f"{case.name} turns", {"log_z": log_z, "error": error})
         if not missing:
             continue
-        problem = case.problem()
         known = study.truth_of(case, problem)
         results.save(
             f"{case.name} truth",

@@ -25,7 +25,7 @@ from studies.digits.laws import Guided, load_trees
 from studies.digits.trees import Forest
 from studies.shared.exact import Known
 
-__all__ = ["METHODS", "Case", "cases", "floors", "measure", "methods", "truth_of"]
+__all__ = ["METHODS", "Case", "cases", "floors", "measure", "methods", "truth_of", "turned"]
 
 N_MODELS = 2
 
@@ -74,7 +74,7 @@ def cases() -> list[Case]:
         mixture,
         replace(first, digit=4),
         replace(first, side=7, kind="uniform", at_once=2),
-        replace(mixture, side=28, n_truth=50_000),  # own tree: no draws count
+        replace(mixture, side=28, rows=first.rows, n_truth=20_000),  # own tree: no draws count
         replace(first, rows=8 * first.rows, n_truth=2 * first.n_truth),
         replace(first, kind="uniform", rows=2 * first.rows),
     ]
@@ -89,6 +89,30 @@ def floors(case: Case, known: Known, turns: int | None = None) -> dict[str, floa
     """Errors of independent exact draws, as many as the rows pay for at so many turns each; None: a turn per pixel."""
     n = case.draws(turns or case.side**2)
     return {name: math.sqrt(variance / n) for name, variance in known.variances.items()}
+
+
+def turned(case: Case, problem: Guided, n: int, seed: int = 0) -> tuple[float, float]:
+    """`log Z` of the law in turns, which corrected methods sample, and its standard error.
+
+    In turns, both models are products of predictions for the pixels of each turn. `n` draws of `p(x | c)`, in random
+    orders, are weighted by the guided law of these products; with one pixel a turn it is the law itself.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = problem.trees.sample(n, problem.digit, generator)
+    turn = torch.rand(x.shape, generator=generator).argsort(1).argsort(1) // case.at_once
+    conditional, unconditional = problem.models
+    log_w = -conditional.log_prob(x)
+    for k in range(case.turns):
+        seen = torch.where(turn < k, x, 2).reshape(n, case.side, case.side)
+        for log_p, c in zip(
+            conditional.predict_together([conditional, unconditional], seen, torch.ones(n)),
+            (case.strength, 1 - case.strength),
+            strict=True,
+        ):
+            of_x = log_p.flatten(1, 2).gather(2, x[..., None])[..., 0]
+            log_w += c * torch.where(turn == k, of_x, 0.0).sum(1)
+    w = (log_w - log_w.max()).exp()
+    return float(log_w.max() + w.mean().log()), float(w.std() / w.mean()) / math.sqrt(n)
 
 
 # -- methods: each uses the rows of the case -------------------------------------------------------------------

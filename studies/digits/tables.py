@@ -37,12 +37,15 @@ def summary(case: Case, results: Results) -> str | None:
     if truth is None:
         return None
     one = truth["floors"]["pixels"]
+    turned = results.get(f"{case.name} turns")
+    bias = f"{turned['log_z'] - truth['log_z']:.4f} ± {turned['error']:.4f}" if turned else "–"
     rows: list[list[Any]] = []
     for turns, floors in ((case.side**2, truth["floors"]), (case.turns, truth["floors of turns"])):
         if turns == case.side**2 or case.kind == "masked":
             exact = [f"{floors[k]:.4f}" for k in NUMBERS]
             share = f"{floors['pixels'] / one:.2f}"
-            rows.append([f"exact draws, {turns} turns", *exact, exact[1], "–", share, case.rows, ""])
+            log_z = "–" if turns == case.side**2 else bias
+            rows.append([f"exact draws, {turns} turns", *exact, exact[1], log_z, share, case.rows, ""])
     for method in METHODS:
         # Seeds are numbers, and a method's name may begin with another's.
         names = [n for n in results.names(f"{case.name} {method} ?".replace(" ", "-")) if n.rsplit("-", 1)[1].isdigit()]

@@ -169,6 +169,32 @@ def test_every_method_of_the_study_runs_and_is_counted(tmp_path, monkeypatch):
     assert tables.summary(replace(case, digit=1), results) is None
 
 
+def test_the_law_in_turns_has_a_known_normaliser():
+    """Turns of one pixel are the law itself; two turns of two pixels, by the sum over pictures and orders."""
+    problem = Guided(random_forest(11, 4, seed=5), 9, 2.0, "own tree")
+    x = all_pictures(4)
+
+    def log_z(at_once: int) -> float:
+        total = torch.zeros(len(x), dtype=torch.float64)
+        orders = list(itertools.permutations(range(4)))
+        for order in orders:
+            log_p = torch.zeros(2, len(x), dtype=torch.float64)
+            for k in range(0, 4, at_once):
+                seen = torch.full_like(x, 2)
+                seen[:, order[:k]] = x[:, order[:k]]
+                for j, model in enumerate(problem.models):
+                    found = model.predict(seen.reshape(-1, 2, 2), torch.ones(len(x))).flatten(1, 2)
+                    for i in order[k : k + at_once]:
+                        log_p[j] += found[torch.arange(len(x)), i, x[:, i]]
+            total += (2 * log_p[0] - log_p[1]).exp()
+        return math.log(float(total.sum()) / len(orders))
+
+    alone, pairs = log_z(1), log_z(2)
+    for at_once, expected in ((1, alone), (2, pairs)):
+        value, error = study.turned(study.Case(side=2, digit=9, strength=2.0, at_once=at_once), problem, n=20_000)
+        assert abs(value - expected) < 4 * error < abs(alone - pairs) / 2
+
+
 def test_shipped_trees_are_trees_of_digits():
     """Each digit's own draws are told from the others by the trees themselves."""
     trees = load_trees(14)
