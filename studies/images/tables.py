@@ -15,6 +15,7 @@ from studies.images import imagenet, pictures
 from studies.images.known import CASES, WALKS, Case
 from studies.images.model import SETTINGS, WEIGHTS
 from studies.images.restoring import OPERATORS, rows_of
+from studies.images.tails import WAYS
 from studies.images.wishes import IMPOSSIBLE, WISHES, Wish
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
@@ -128,15 +129,14 @@ def tails_table(results: Results) -> str | None:
 
 def resampled_table(results: Results) -> str | None:
     """What is left of 256 walks, with weights of either kind: mean and standard error over seeds."""
-    record = results.get("tails resampled")
-    if record is None:
-        return None
     columns = {name: WALK_COLUMNS[name] for name in ("families", "log Z, too large by", "TV of shares", "Fréchet")}
+    found = {way: results.get(f"tails resampled {way}") for way in WAYS}
     rows = [
-        [name, *(mean_and_error([s[key] for s in seeds], digits) for key, digits in columns.values())]
-        for name, seeds in record["found"].items()
+        [way, *(mean_and_error([s[key] for s in record["found"]], digits) for key, digits in columns.values())]
+        for way, record in found.items()
+        if record is not None
     ]
-    return markdown(["weights", *columns], rows)
+    return markdown(["weights", *columns], rows) if rows else None
 
 
 WALK_COLUMNS = {
@@ -294,7 +294,8 @@ def wish_table(results: Results, painter: str) -> str | None:
 
 def long_table(results: Results, painter: str) -> str | None:
     """Long chains of wishes that can be fulfilled and of one that cannot."""
-    records = [results[name] for name in results.names(f"long-wish-{painter}-*")]
+    found = (results.get(f"long wish {painter} {wish.text}") for wish in wishes_of(painter))
+    records = [record for record in found if record is not None]
     if not records:
         return None
     head = ["wish", "iterations", "reward", "accuracy", "round trips", "verdict", "why"]

@@ -70,11 +70,23 @@ def crowded(n_above: int = 16, n_within: int = 80, n_below: int = 32) -> cd.Ladd
     return cd.ladder.of(torch.cat([*parts, torch.tensor([SIGMA_MAX], dtype=torch.float64)]))
 
 
+WAYS: dict[str, tuple[str, cd.Ladder | None, float | None, int]] = {
+    "RNE": ("RNE", None, None, 1),
+    "RNE, steps crowded between noise .5 and 4": ("RNE", crowded(), None, 1),
+    "RNE, walks guided by 2": ("RNE", None, 2.0, 1),
+    "RNE, both": ("RNE", crowded(), 2.0, 1),
+    "RNE, both, twice the steps and half the walks": ("RNE", crowded(32, 160, 64), 2.0, 2),
+    "exact densities": ("exact densities", None, None, 1),
+    "exact densities, walks guided by 2": ("exact densities", None, 2.0, 1),
+}
+"""Weights, steps and guidance of the walks, where they are not those of the case; times the steps of each walk."""
+
+
 def compare_tails(law: FactorLaw, results: Results, n_seeds: int = 4, n: int = 1024, every: int = 8) -> Iterator[str]:
     """Fours at w = 4: weights of single steps from exact draws, of whole walks, and what is left after resampling."""
     case = known.CASES[0]
     scale = float(case.what)
-    names = {key: f"tails {key}" for key in ("steps", "walks", "resampled")}
+    names = {key: f"tails {key}" for key in ("steps", "walks", *(f"resampled {way}" for way in WAYS))}
     if all(name in results for name in names.values()):
         return
     problem, exact = case.problem(law), ExactWork(law, case.label, scale)
@@ -111,23 +123,18 @@ def compare_tails(law: FactorLaw, results: Results, n_seeds: int = 4, n: int = 1
             whole[key] = {"sd": float(log_w.std()), "tail": tail_index(log_w), "ess": ess}
         results.save(names["walks"], about | {"found": whole})
         yield names["walks"]
-    if names["resampled"] not in results:
-        few = case.n_states // case.n_steps
-        ways = {
-            "RNE": lambda seed: smc(cd.PathWork(), few, seed=seed),
-            "RNE, steps crowded between noise .5 and 4": lambda seed: smc(cd.PathWork(), few, crowded(), seed=seed),
-            "RNE, walks guided by 2": lambda seed: smc(cd.PathWork(), few, own=2.0, seed=seed),
-            "exact densities": lambda seed: smc(exact, few, seed=seed),
-            "exact densities, walks guided by 2": lambda seed: smc(exact, few, own=2.0, seed=seed),
-        }
-        left: dict[str, list[dict[str, float | None]]] = {key: [] for key in ways}
-        for seed in range(n_seeds):
-            for key, way in ways.items():
-                out = way(seed).sample(progress=False)
+    few = case.n_states // case.n_steps
+    for way, (kind, ladder, own, per_walk) in WAYS.items():
+        name = names[f"resampled {way}"]
+        if name not in results:
+            left = []
+            for seed in range(n_seeds):
+                sampler = smc(weights[kind], few // per_walk, ladder or steps, own or scale, seed=seed)
+                out = sampler.sample(progress=False)
                 of_z = {} if problem.log_z is None else {"log z": out.log_z.value - problem.log_z}
-                left[key].append({"families": families(out), **of_z, **errors(problem, out.x, out.weights)})
-        results.save(names["resampled"], about | {"n": few, "found": left})
-        yield names["resampled"]
+                left.append({"families": families(out), **of_z, **errors(problem, out.x, out.weights)})
+            results.save(name, {"case": asdict(case), "way": way, "found": left})
+            yield name
 
 
 def exact_draws(exact: ExactWork, n: int, t: float, stream: cd.Stream) -> Tensor:

@@ -169,11 +169,7 @@ def test_all_of_it_runs_and_is_not_repeated(painter, tmp_path):
     assert chains.shape == (3, 2, 1, 14, 14)
     assert len(wish["along"]) == 3
     names = list(trained.long_chains(painter, results, SIZES, n_times=2))
-    assert [name.split("mnist-14 ")[1] for name in names] == [
-        "a one that looks like an eight",
-        "a left-leaning one",
-        "a four that looks like a nine",
-    ]
+    assert names == [f"long wish mnist-14 a {what}" for what in ("one that looks like an eight", "left-leaning one")]
     assert results[names[0]]["iterations"] == 6
     assert tables.long_table(results, "mnist-14").count("do not trust") >= 1
 
