@@ -106,8 +106,8 @@ def check(
 
     def by_weights(of: Sample, power: float, width: int) -> tuple[np.ndarray, list[np.ndarray]]:
         parts = (model, hot, of)
-        value = _predict(*(part.counts(width) for part in parts), power)
-        again = [_predict(*(p.counts(width, p.again(rng)) for p in parts), power) for _ in range(N_BOOTSTRAP)]
+        value = _predict([part.counts(width) for part in parts], power)
+        again = [_predict([p.counts(width, p.again(rng)) for p in parts], power) for _ in range(N_BOOTSTRAP)]
         return value, again
 
     for name, of in (("dynamics, hot", hot), ("model, hot", model), ("dynamics, cold", cold)):
@@ -120,7 +120,8 @@ def check(
     return out
 
 
-def _predict(model: np.ndarray, hot: np.ndarray, cold: np.ndarray, power: float) -> np.ndarray:
+def _predict(counts: list[np.ndarray], power: float) -> np.ndarray:
+    model, hot, cold = counts
     return predicted(model.sum(0), hot.sum(0), cold, power)
 
 
