@@ -92,10 +92,18 @@ def compare_tails(law: FactorLaw, results: Results, n_seeds: int = 4, n: int = 1
     problem, exact = case.problem(law), ExactWork(law, case.label, scale)
     steps = Setting(SIGMA_MIN, SIGMA_MAX, case.n_steps, 0).ladder(1)
 
-    def smc(weight: cd.Weight, n: int, ladder: cd.Ladder = steps, own: float = scale, **rest: float) -> cd.SMC:
-        proposal = cd.Proposal(exponents=(1 - own, own))  # the unconditional model comes first
+    def smc(
+        weight: cd.Weight, n: int, ladder: cd.Ladder = steps, own: float = scale, seed: int = 0, resampled: bool = True
+    ) -> cd.SMC:
         return cd.SMC(
-            problem.target, ladder, n_particles=n, weight=weight, process=problem.process, proposal=proposal, **rest
+            problem.target,
+            ladder,
+            n_particles=n,
+            weight=weight,
+            process=problem.process,
+            proposal=cd.Proposal(exponents=(1 - own, own)),  # the unconditional model comes first
+            ess_threshold=0.5 if resampled else 0.0,
+            seed=seed,
         )
 
     about = {"case": asdict(case), "n": n}
@@ -105,8 +113,8 @@ def compare_tails(law: FactorLaw, results: Results, n_seeds: int = 4, n: int = 1
             t, stream = float(steps.times[m]), cd.Stream(m)
             x = exact_draws(exact, n, t, stream)
             seen = evaluate(x, torch.full((len(x),), t).double(), rewards=False)
-            way = torch.full((len(x),), m), torch.full((len(x),), -1)
-            path = walk(evaluate, x, seen, *way, 1, stream.at("walk"))
+            index, down = torch.full((len(x),), m), torch.full((len(x),), -1)
+            path = walk(evaluate, x, seen, index, down, 1, stream.at("walk"))
             gains = {
                 "RNE": log_work(path, evaluate.coefficients),
                 "exact": exact.log_density(path.x, float(steps.times[m - 1])) - exact.log_density(x, t) - path.proposal,
@@ -118,7 +126,7 @@ def compare_tails(law: FactorLaw, results: Results, n_seeds: int = 4, n: int = 1
     if names["walks"] not in results:
         whole = {}
         for key, weight in weights.items():
-            log_w = smc(weight, n, ess_threshold=0.0, seed=0).sample(progress=False).log_weights.flatten()
+            log_w = smc(weight, n, resampled=False).sample(progress=False).log_weights.flatten()
             ess = 1 / float(log_w.softmax(0).square().sum())
             whole[key] = {"sd": float(log_w.std()), "tail": tail_index(log_w), "ess": ess}
         results.save(names["walks"], about | {"found": whole})
