@@ -33,8 +33,8 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes study
 	$(RUN).mazes page
 
-# Every shipped network of the study of images. Minutes of a core: 28 for each of 28 x 28 pixels, 13 for 14 x 14, 23 for
-# known laws; 92 in all, by two cores.
+# Every shipped network of the study of images. Minutes of a core: 31 for each of 28 x 28 pixels, 17 for 14 x 14, 22 for
+# known laws; 101 in all, by two cores; a sum of parts, never run as a whole.
 NETWORKS = $(filter-out law-%,$(basename $(notdir $(wildcard studies/images/weights/*.safetensors))))
 
 images: $(READY) ## the study of images from shipped weights: tables, curves, pictures (an hour of two cores)
