@@ -13,6 +13,7 @@ import torch
 
 import crepe_diffusion as cd
 from checks import f64, refuted
+from crepe_diffusion.diagnostics.estimates import Estimate
 from crepe_diffusion.processes import Gaussian
 from crepe_diffusion.samplers import particle_gibbs
 from crepe_diffusion.samplers.resampling import Systematic
@@ -447,3 +448,19 @@ def test_a_pilot_gives_its_steps_and_what_it_measured_of_them():
     assert chain.sample(3).started_from is None, "the pilot was made for another target"
     with pytest.raises(cd.InputError, match="or a pilot"):
         cd.ParticleGibbs(p)
+
+
+def test_a_chain_that_disagrees_with_its_pilot_is_not_ok():
+    """One of the two misses something: here the pilot, which is made to have met one of two modes only."""
+    p = cd.models.GaussianMixture(weights=[0.4, 0.6], means=[[-3.0], [3.0]], stds=[0.5, 0.5])
+    found = cd.pilot(p**1.2, cd.ladder.karras(17, 0.05, 20.0), n=64, seed=1)
+    out = cd.ParticleGibbs(p**1.2, pilot=found, n_particles=32, n_chains=4, seed=2).sample(60)
+    scalars = {"left": lambda x: (x[:, 0] < 0).double(), "size": lambda x: x[:, 0].abs()}
+    assert out.verdict(scalars).level == "ok"
+    start = out.started_from
+    one = replace(out, started_from=replace(start, x=start.x.abs()))
+    assert one.verdict(scalars).level == "do not trust"
+    assert one.verdict(scalars).reasons[0].startswith("chain and starting pass disagree about left: 0.")
+    assert one.verdict(scalars).advice[0].startswith("make a pilot of about 300 particles")
+    far = Estimate(start.log_z["bar"].value + 4, 0.1)
+    assert "about log Z" in replace(out, started_from=replace(start, log_z={"bar": far})).verdict(scalars).reasons[0]

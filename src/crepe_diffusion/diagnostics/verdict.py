@@ -66,6 +66,10 @@ LOG_Z_GAP, LOG_Z_SIGMAS = 1.0, 4.0
 STEPS_TOO_LARGE = 0.5
 
 
+Pairs = Mapping[str, tuple[Estimate, Estimate]]
+"""Two estimates of each of several numbers."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is wrong, by how much, and what to do."""
@@ -106,16 +110,19 @@ def judge_particles(
     steps: Estimate | None = None,
     narrowest: tuple[float, int] | None = None,
     shifts: Mapping[str, float] | None = None,
+    beside: tuple[Pairs, int] | None = None,
 ) -> Verdict:
     """The verdict on weighted particles, from the share of the weight that each independent cluster of them has.
 
     `kind` is what the clusters are, `sizes` the effective number of draws of each scalar, `steps` what the size of the
     steps does to log Z where that is known, and `log_z` is without it. `narrowest` is the effective share of a batch's
     particles at the level where it is least, and the number of all particles. `shifts` is what the size of the steps
-    does to the mean of each scalar, in its standard deviations.
+    does to the mean of each scalar, in its standard deviations. `beside` has, of a chain, what it and its starting
+    pass estimate, and the number of particles of that pass.
     """
     findings = [*_of_particles(np.asarray(shares), kind, log_z, sizes)]
     findings += [] if narrowest is None else _collapse(*narrowest)
+    findings += [] if beside is None else _disagreeing(*beside)
     return _gravest([*findings, *(() if steps is None else _steps(steps)), *_shifted(shifts or {})])
 
 
@@ -412,17 +419,22 @@ def _starting_pass(e: Evidence) -> Iterator[Finding]:
     start = e.data.started_from
     if start is None or e.n_draws < MIN_DRAWS or not e.works_known:
         return
-    pairs = [(s.name, s.mean, e.data.starting_means[s.name]) for s in e.scalars if s.name in e.data.starting_means]
-    pairs.append(("log Z", e.log_z["bar"], start.log_z["bar"]))
-    z, name, own, other = max(((apart(own, other), name, own, other) for name, own, other in pairs), key=lambda a: a[0])
+    pairs = {s.name: (s.mean, e.data.starting_means[s.name]) for s in e.scalars if s.name in e.data.starting_means}
+    yield from _disagreeing({**pairs, "log Z": (e.log_z["bar"], start.log_z["bar"])}, len(start.x))
+    yield from _steps(start.discretisation["bar"], start.n_steps)
+    yield from _shifted({s.name: s.shift for s in e.scalars}, start.n_steps)
+
+
+def _disagreeing(pairs: Pairs, n: int) -> Iterator[Finding]:
+    """The pair of estimates, of the chain and of its starting pass of n particles, that are farthest apart."""
+    z, name = max(((apart(*pair), name) for name, pair in pairs.items()), default=(0.0, ""))
     if z > APART_LOOK:
+        own, other = pairs[name]
         yield Finding(
             "do not trust" if z > APART_BAD else "look",
             f"chain and starting pass disagree about {name}: {own} and {other}, {z:.1f} standard errors apart",
-            f"make a pilot of {_about(4 * len(start.x))} particles, and run longer: one of the two misses something",
+            f"make a pilot of {_about(4 * n)} particles, and run longer: one of the two misses something",
         )
-    yield from _steps(start.discretisation["bar"], start.n_steps)
-    yield from _shifted({s.name: s.shift for s in e.scalars}, start.n_steps)
 
 
 def _steps(size: Estimate, n_steps: int | None = None) -> Iterator[Finding]:

@@ -499,7 +499,11 @@ class Sweeps(Result):
         chosen = default_scalars(tuple(self.x.shape[1:])) if scalars is None else scalars
         shares = (self.tours.unique(return_counts=True)[1] / self.tours.numel()).tolist()
         sizes, shifts = {name: self.ess(f) for name, f in chosen.items()}, self._shifts(chosen, self.started_from)
-        return judge_particles(shares, "tours", self._log_z, sizes, self._steps, shifts=shifts)
+        start, beside = self.started_from, None
+        if start is not None:
+            pairs = {name: (self._mean(f), start.mean(f)) for name, f in chosen.items()}
+            beside = {**pairs, "log Z": (self._log_z, start.log_z["bar"])}, len(start.x)
+        return judge_particles(shares, "tours", self._log_z, sizes, self._steps, shifts=shifts, beside=beside)
 
 
 @dataclass(frozen=True)
