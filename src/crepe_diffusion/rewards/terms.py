@@ -209,11 +209,11 @@ class RewardSum:
         here = weight.to(device, real(device))
         if reward.name not in self._fading:
             return _weighted(here, self._bound(reward, self._values(reward, shown), t))
-        rows = (weight != 0).nonzero()[:, 0].to(device)
-        total = torch.zeros_like(here)
+        at = (weight != 0).nonzero()[:, 0]
+        rows, total = at.to(device), torch.zeros_like(here)
         if not len(rows):
             return total
-        values = self._bound(reward, self._values(reward, shown.index_select(0, rows)), t.expand(len(shown))[rows])
+        values = self._bound(reward, self._values(reward, shown.index_select(0, rows)), t.expand(len(shown))[at])
         return total.index_add(0, rows, _weighted(here[rows], values))
 
     def _bound(self, reward: Reward, r: Tensor, t: Tensor) -> Tensor:
