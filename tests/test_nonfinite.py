@@ -259,11 +259,11 @@ def right(x):
 
 def check_allowed(method):
     """A share of .798 of the right mode is allowed, so log Z is log(.3 * .798); draws are those of its upper part."""
-    ladder, target = cd.ladder.karras(33, 0.02, 20.0), TWO.tilt(right)
+    ladder, target = cd.ladder.karras(17, 0.02, 20.0), TWO.tilt(right)
     if method == "SMC":
         out = cd.SMC(target, ladder, n_particles=128, n_batches=16, seed=1).sample(progress=False)
     else:
-        out = cd.ParticleGibbs(target, ladder, n_particles=64, n_chains=8, seed=1).sample(12, progress=False)
+        out = cd.ParticleGibbs(target, ladder, n_particles=64, n_chains=8, seed=1).sample(6, progress=False)
     inside = truncnorm((1.5 - 2) / 0.6, math.inf, 2, 0.6)
     for estimate, truth in (
         (out.log_z, math.log(0.3 * norm.sf((1.5 - 2) / 0.6))),

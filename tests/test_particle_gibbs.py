@@ -454,7 +454,7 @@ def test_a_chain_that_disagrees_with_its_pilot_is_not_ok():
     """One of the two misses something: here the pilot, which is made to have met one of two modes only."""
     p = cd.models.GaussianMixture(weights=[0.4, 0.6], means=[[-3.0], [3.0]], stds=[0.5, 0.5])
     found = cd.pilot(p**1.2, cd.ladder.karras(17, 0.05, 20.0), n=64, seed=1)
-    out = cd.ParticleGibbs(p**1.2, pilot=found, n_particles=32, n_chains=4, seed=2).sample(60)
+    out = cd.ParticleGibbs(p**1.2, pilot=found, n_particles=32, n_chains=8, seed=2).sample(12)
     scalars = {"left": lambda x: (x[:, 0] < 0).double(), "size": lambda x: x[:, 0].abs()}
     assert out.verdict(scalars).level == "ok"
     start = out.started_from

@@ -308,9 +308,9 @@ def test_a_mean_that_large_steps_leave_open_is_not_ok(kind):
     if kind == "particles":
         out = cd.SMC(pilot.target, pilot=pilot, n_particles=64, n_batches=40, seed=1).sample(progress=False)
     elif kind == "sweeps":
-        out = cd.ParticleGibbs(pilot.target, pilot=pilot, n_particles=32, n_chains=4, seed=1).sample(60, progress=False)
+        out = cd.ParticleGibbs(pilot.target, pilot=pilot, n_particles=32, n_chains=6, seed=1).sample(12, progress=False)
     else:
-        out = cd.ReplicaExchange(pilot.target, pilot=pilot, n_chains=8, seed=1).sample(400, progress=False)
+        out = cd.ReplicaExchange(pilot.target, pilot=pilot, n_chains=8, seed=1).sample(160, progress=False)
     scalars = {"first": lambda x: x[:, 0]}
     start, first = out.started_from, scalars["first"]
     w, x = start.log_weights.exp(), first(start.x).double()
