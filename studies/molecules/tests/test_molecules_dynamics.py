@@ -155,7 +155,7 @@ def test_a_killed_walker_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, en
         blocks(tmp_path / "other", 1, engine="gromacs")
 
 
-@pytest.mark.parametrize(("engine", "n_free"), [("openmm", 51), ("lanes", 54)])
+@pytest.mark.parametrize(("engine", "n_free"), [pytest.param("openmm", 51, marks=pytest.mark.slow), ("lanes", 54)])
 def test_rungs_have_their_temperatures(tmp_path, monkeypatch, engine, n_free):
     """Kinetic energy is k T / 2 for each of 66 coordinates less 12 constraints; OpenMM stops the centre of mass."""
     monkeypatch.setattr(dynamics, "BLOCK", 1)
