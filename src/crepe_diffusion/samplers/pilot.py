@@ -191,7 +191,7 @@ class Pilot:
     def given_to(
         self, target: Target | Model, ladder: Ladder | None, process: Process | None, proposal: Proposal | None
     ) -> tuple[Ladder, Process | None, Process, Proposal, Counts]:
-        """What a sampler of particles takes from its pilot where nothing was given to it.
+        """What a sampler takes from its pilot where nothing was given to it.
 
         Its ladder, the process as the user gave it and as it was measured, the proposal, and the counts so far.
         """

@@ -105,10 +105,8 @@ class ReplicaExchange:
     ):
         ready, counts = process, None
         if pilot is not None:
-            pilot.check(target)
-            proposal, counts = proposal or pilot.proposal, pilot.counts.copy()
-            process, ready = process or pilot.given, process or pilot.process
-            ladder = pilot.plan().ladder if ladder is None else ladder
+            planned = pilot.plan().ladder if ladder is None else ladder
+            ladder, process, ready, proposal, counts = pilot.given_to(target, planned, process, proposal)
         elif ladder is None:
             raise InputError("give a ladder, such as ladder.karras(51), or a pilot, which plans one")
         self.n_chains, self.seed, self.stream = positive("n_chains", n_chains), seed, Stream(seed)

@@ -92,8 +92,10 @@ class Result(ABC):
 
     def _shifts(self, scalars: Mapping[str, Function], start: StartingPass | None) -> dict[str, float]:
         """What the size of the steps does to each mean, in standard deviations, where a pilot measured it."""
+        if start is None:
+            return {}
         spread = {name: math.sqrt(self._variance(self.values(f).to(torch.float64))) for name, f in scalars.items()}
-        return {name: abs(start.shift(scalars[name]).value) / sd for name, sd in spread.items() if start and sd}
+        return {name: abs(start.shift(scalars[name]).value) / sd for name, sd in spread.items() if sd}
 
     def _uniform(self) -> Tensor:
         return torch.full((len(self.x),), 1 / max(1, len(self.x)), dtype=torch.float64, device=self.x.device)
