@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import crepe_diffusion as cd
 from crepe_diffusion.processes import Process
+from crepe_diffusion.samplers.choose import degenerates, fit_samples
 from studies.battery.problems import Problem
 from studies.battery.records import Group
 
@@ -100,8 +101,12 @@ def smc_of(problem: Problem, budget: int, seed: int, n_groups: int, found: cd.Pi
 
 
 def few_chains(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
-    """Replica exchange as `cd.sample` would run it: a small pilot, few chains with many trips each, nothing dropped."""
-    found = small_pilot(problem, budget, seed)
+    """Replica exchange with few chains of many trips each and nothing dropped, as `cd.sample` would run it.
+
+    With large budgets its pilot has more particles, a hundredth of the budget walks down, so that chains may begin in
+    rare modes.
+    """
+    found = small_pilot(problem, budget, seed, most=max(64, budget // (100 * problem.walk_rows)))
     best = found.plan().best
     each = found.iteration_rows(best.pairs, best.substeps)
     iterations = (budget - found.rows) / each
@@ -115,17 +120,24 @@ def few_chains(problem: Problem, budget: int, seed: int, n_groups: int) -> list[
     return [Group(out.of_chains(chains), rows, found.rows, more) for chains in _slices(chain.n_chains, n_groups)]
 
 
-def small_pilot(problem: Problem, budget: int, seed: int) -> cd.Pilot:
-    """A tenth of the budget for its walks, with 16 to 64 particles, and the default fit."""
-    n = min(64, max(16, budget // (20 * problem.walk_rows)))
-    return cd.pilot(problem.target, problem.ladder(problem.steps + 1), n=n, seed=seed, proposal=problem.proposal)
+def small_pilot(problem: Problem, budget: int, seed: int, most: int = 64) -> cd.Pilot:
+    """A tenth of the budget for its walks, 16 particles at least, and the variance measured as `cd.sample` does it."""
+    n = min(most, max(16, budget // (20 * problem.walk_rows)))
+    fit = fit_samples(problem.target, problem.steps, budget, most=budget)
+    steps = problem.ladder(problem.steps + 1)
+    return cd.pilot(problem.target, steps, n=n, seed=seed, proposal=problem.proposal, fit_samples=fit, progress=False)
 
 
 def particle_gibbs(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
-    """One chain of 16 to 64 particles, begun by a pass of SMC; fitted by a pilot."""
+    """One chain of 16 to 64 particles, of up to 512 for large budgets, begun by a pass of SMC; fitted by a pilot.
+
+    More particles meet rare modes sooner. Where their weights degenerate more sweeps serve better.
+    """
     found = small_pilot(problem, budget, seed)
     walks = (budget - found.rows) // problem.walk_rows
     n = min(64, max(16, walks // 16))
+    if not degenerates(found):
+        n = max(n, min(512, walks // 64))
     chain = cd.ParticleGibbs(problem.target, pilot=found, n_particles=n, n_chains=n_groups, seed=seed)
     out = chain.sample(max(4, walks // n - 1), progress=False)
     rows = found.rows + (out.evaluations.rows - found.rows) // n_groups

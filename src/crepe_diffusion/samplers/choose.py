@@ -221,10 +221,25 @@ def _repeated(pilot: Pilot) -> float:
     return min(MOST_REPEATED, float(shares.square().sum()))
 
 
+def fit_samples(target: Target, n_steps: int, budget: int, most: int) -> int | None:
+    """Samples for the variance, where the budget pays for more than the pilot's own number."""
+    n = min(most, int(FIT_SHARE * budget / len(target.models) / (min(n_steps, FIT_STEPS) + 1)))
+    return n if n > USUAL_FIT else None
+
+
+def _gap(pilot: Pilot) -> float:
+    """By how much walks up and down disagree on log Z."""
+    return pilot.log_z("up").value - pilot.log_z("down").value
+
+
+def degenerates(pilot: Pilot) -> bool:
+    """Whether they disagree by more than chance, since the weights are held by few particles."""
+    return _gap(pilot) > BY_CHANCE
+
+
 def _agreeing(pilot: Pilot) -> float:
     """`exp(-v)`: the share of effective draws that is left where log Z of batches varies by v."""
-    gap = pilot.log_z("up").value - pilot.log_z("down").value
-    return math.exp(-gap) if gap > BY_CHANCE else 1.0
+    return math.exp(-_gap(pilot)) if degenerates(pilot) else 1.0
 
 
 class _Smc(Method):
@@ -385,7 +400,7 @@ def sample(
     each = 2 * n_steps + n_steps // 2 + 1
     n = max(FEWEST, min(MOST, int(PILOT_SHARE * budget / each)))
     expected = n * each
-    fit = min(wanted, int(FIT_SHARE * budget / len(target.models) / (min(n_steps, FIT_STEPS) + 1)))
+    fit = fit_samples(target, n_steps, budget, wanted)
     with Track(budget, "rows", progress, callback) as track:
 
         def advance(now: Progress) -> bool:
@@ -398,7 +413,7 @@ def sample(
             2 * seed,
             process=process,
             proposal=proposal,
-            fit_samples=fit if fit > USUAL_FIT else None,
+            fit_samples=fit,
             progress=False,
             callback=advance,
             **common,
