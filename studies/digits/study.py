@@ -45,6 +45,13 @@ class Case:
     rows: int = 51_000
     n_truth: int = 100_000
     at_once: int = 7
+    walk: float | None = None
+    """The strength of guidance with which corrected methods walk. None: that of the target.
+
+    With a strength of their own they correct at the data end only, without resampling and levels on the way. For a
+    mixture the levels between, `p_t(x | c)^3 p_t(x)^-2`, ask for states that already show their digit, which neither
+    end does: walks of `p(x | c)` that were filtered by them are few, and all weights are near 1 without.
+    """
 
     @property
     def name(self) -> str:
@@ -60,6 +67,15 @@ class Case:
         """How many draws the rows pay for, at so many evaluations of each model for a draw."""
         return self.rows // (N_MODELS * turns)
 
+    @property
+    def resampling(self) -> float:
+        """Below this share of effective particles."""
+        return 0.5 if self.walk is None else 0.0
+
+    @property
+    def proposal(self) -> cd.Proposal:
+        return cd.Proposal() if self.walk is None else cd.Proposal(exponents=(1 - self.walk, self.walk))
+
     def problem(self, trees: Forest | None = None) -> Guided:
         forest = load_trees(self.side) if trees is None else trees
         return Guided(forest, self.digit, self.strength, self.unconditional, self.kind)
@@ -68,13 +84,13 @@ class Case:
 def cases() -> list[Case]:
     """Settings were chosen on digit 9 with a tree of its own; the others are looked at once."""
     first = Case()
-    mixture = replace(first, unconditional="mixture", strength=3.0, rows=2 * first.rows)
+    mixture = replace(first, unconditional="mixture", strength=3.0, rows=8 * first.rows, at_once=1, walk=1.0)
     return [
         first,
         mixture,
         replace(first, digit=4),
         replace(first, side=7, kind="uniform", at_once=2),
-        replace(mixture, side=28, rows=first.rows, n_truth=20_000),  # own tree: no draws count
+        replace(mixture, side=28, rows=4 * first.rows, n_truth=20_000),  # own tree: no draws count
         replace(first, rows=8 * first.rows, n_truth=2 * first.n_truth),
         replace(first, kind="uniform", rows=2 * first.rows),
     ]
@@ -148,11 +164,12 @@ class Plain:
 class Lee:
     """The published SMC of Lee et al.: batches that are pooled equally, all pixels of a step at once.
 
-    With `steps` None it takes as many as the others have turns.
+    With `steps` None it takes as many as the others have turns; `walks`: with their strength of guidance.
     """
 
     steps: int | None = 200
     most: int = 128
+    walks: bool = False
 
     def __call__(self, case: Case, problem: Guided, seed: int) -> cd.Result:
         steps = self.steps or case.turns
@@ -164,9 +181,10 @@ class Lee:
             pool="equal",
             seed=seed,
             process=_process(case, None),
+            proposal=case.proposal if self.walks else None,
             weight=cd.DiscreteGuidance(),
             resampling=cd.Partial(0.8),
-            ess_threshold=0.2,
+            ess_threshold=case.resampling if self.walks else 0.2,
         )
         return sampler.sample(progress=False)
 
@@ -174,7 +192,8 @@ class Lee:
 def one_pass(case: Case, problem: Guided, seed: int) -> cd.Result:
     """SMC in one pass of as many particles as the rows pay for."""
     ladder = cd.ladder.linear(_steps(case) + 1)
-    options: dict[str, Any] = {"process": _process(case, case.at_once), "seed": seed}
+    options: dict[str, Any] = {"process": _process(case, case.at_once), "proposal": case.proposal, "seed": seed}
+    options["ess_threshold"] = case.resampling
     few = cd.SMC(problem.target, ladder, n_particles=8, **options).sample(progress=False)  # what one costs
     n = 8 * case.rows // few.evaluations.rows
     return cd.SMC(problem.target, ladder, n_particles=n, **options).sample(progress=False)
@@ -182,7 +201,10 @@ def one_pass(case: Case, problem: Guided, seed: int) -> cd.Result:
 
 @dataclass(frozen=True)
 class Gibbs:
-    """One chain for every 256 draws; the pass of SMC with which it begins, and one sweep, are dropped."""
+    """One chain for every 256 draws; the pass of SMC with which it begins, and one sweep, are dropped.
+
+    There are fewer particles, 16 at least, where the rows would pay for less than eight sweeps.
+    """
 
     n_particles: int = 64
 
@@ -190,10 +212,12 @@ class Gibbs:
         sampler = cd.ParticleGibbs(
             problem.target,
             cd.ladder.linear(_steps(case) + 1),
-            n_particles=self.n_particles,
+            n_particles=min(self.n_particles, max(16, case.draws(case.turns) // 8)),
             n_chains=max(1, case.draws(case.side**2) // 256),
             seed=seed,
             process=_process(case, case.at_once),
+            proposal=case.proposal,
+            ess_threshold=case.resampling,
         )
         before = sampler.evaluate.counts.rows
         sampler.step()
@@ -203,7 +227,7 @@ class Gibbs:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Chains on the ladder that a pilot plans, from its population; the pilot costs a tenth of the rows.
+    """Chains on the ladder that a pilot plans, from its population; the pilot costs a tenth of the rows. Or two levels.
 
     There are `n_chains` of them for up to 255 draws, and as many more for every 256 draws beyond. The first tenth of
     the iterations is dropped.
@@ -212,17 +236,24 @@ class Exchange:
     n_chains: int = 8
 
     def __call__(self, case: Case, problem: Guided, seed: int) -> cd.Result:
-        options: dict[str, Any] = {"process": _process(case, case.at_once), "seed": seed}
-        per_particle = N_MODELS * (2 * _steps(case) + 1) * (1 if case.kind == "masked" else 4)
-        n = max(8, case.rows // 10 // per_particle)
-        found = cd.pilot(problem.target, cd.ladder.linear(_steps(case) + 1), n=n, **options)
+        options: dict[str, Any] = {"process": _process(case, case.at_once), "proposal": case.proposal, "seed": seed}
         several = self.n_chains * max(1, case.draws(case.side**2) // 256)
-        chain = cd.ReplicaExchange(problem.target, pilot=found, n_chains=several, **options)
+        chain = self._chain(case, problem, several, options)
         before = chain.evaluate.counts.rows
         chain.sample(2, progress=False)
         used = chain.evaluate.counts.rows
         n = max(2, int(2 * (case.rows - used) / (used - before)))
         return chain.sample(n - n // 10, burn_in=n // 10, progress=False)
+
+    @staticmethod
+    def _chain(case: Case, problem: Guided, n_chains: int, options: dict[str, Any]) -> cd.ReplicaExchange:
+        if case.walk is not None:
+            ends = cd.ladder.linear(2, substeps=_steps(case))
+            return cd.ReplicaExchange(problem.target, ends, n_chains=n_chains, **options)
+        per_particle = N_MODELS * (2 * _steps(case) + 1) * (1 if case.kind == "masked" else 4)
+        n = max(8, case.rows // 10 // per_particle)
+        found = cd.pilot(problem.target, cd.ladder.linear(_steps(case) + 1), n=n, **options)
+        return cd.ReplicaExchange(problem.target, pilot=found, n_chains=n_chains, **options)
 
 
 METHODS: dict[str, Method] = {
@@ -230,6 +261,7 @@ METHODS: dict[str, Method] = {
     "plain guidance, 7 a turn": Plain(in_turns=True),
     "SMC of Lee et al.": Lee(),
     "SMC of Lee et al., 7 a step": Lee(None),
+    "SMC of Lee et al., walks as ours": Lee(walks=True),
     "SMC": one_pass,
     "particle Gibbs": Gibbs(),
     "replica exchange": Exchange(),
@@ -237,8 +269,13 @@ METHODS: dict[str, Method] = {
 
 
 def methods(case: Case) -> list[str]:
-    """Those that make sense: the uniform process has steps of its own."""
-    return [name for name in METHODS if case.kind == "masked" or "7 a" not in name]
+    """Those that make sense: the uniform process has steps of its own, and tricks of ours are given to others too."""
+    left_out = "7 a" if case.kind == "uniform" or case.at_once == 1 else ""
+    return [
+        name
+        for name in METHODS
+        if not (left_out and left_out in name) and (case.walk is not None or "as ours" not in name)
+    ]
 
 
 # -- one run ----------------------------------------------------------------------------------------------------

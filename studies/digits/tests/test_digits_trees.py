@@ -169,6 +169,24 @@ def test_every_method_of_the_study_runs_and_is_counted(tmp_path, monkeypatch):
     assert tables.summary(replace(case, digit=1), results) is None
 
 
+@pytest.mark.parametrize("method", ["SMC", "SMC of Lee et al., walks as ours", "particle Gibbs", "replica exchange"])
+def test_walks_of_another_strength_are_corrected_at_the_data_end(method):
+    """Four pixels, w = 3 and walks of strength 1: log Z is that of the guided law, and not that of the walks."""
+    problem = Guided(random_forest(11, 4, seed=5), 9, 3.0, "mixture")
+    case = study.Case(side=2, digit=9, strength=3.0, unconditional="mixture", rows=12_000, at_once=1, walk=1.0)
+    known = study.truth_of(case, problem)
+    out = study.METHODS[method](case, problem, 0)
+
+    def right(weights):
+        posterior = problem.statistics(out.x)["posterior"]
+        assert abs(float(weights @ posterior) - float(known.means["posterior"])) < 0.03
+
+    right(out.weights)
+    assert abs(out.log_z.value - known.log_z) < 0.1 < abs(known.log_z)  # that of the walks is 0
+    if isinstance(out, cd.Particles):
+        refuted(right, torch.full_like(out.weights, 1 / len(out.weights)))
+
+
 def test_the_law_in_turns_has_a_known_normaliser():
     """Turns of one pixel are the law itself; two turns of two pixels, by the sum over pictures and orders."""
     problem = Guided(random_forest(11, 4, seed=5), 9, 2.0, "own tree")
