@@ -140,8 +140,8 @@ def test_each_chain_of_tokens_has_its_own_condition(kind, at_once, kept, monkeyp
     def draws(condition):
         target = cd.guided(network.model(condition), network.model(nothing), 1.5).tilt(lambda z: z[:, 0, 0])
         given = {"n_chains": 4, "process": process, "micro_batch": 5}
-        chain = walked(cd.ReplicaExchange(target, ladder, explorer=cd.SingleToken(), **given), 3)
-        gibbs = walked(cd.ParticleGibbs(target, ladder, n_particles=3, **given), 2)
+        chain = walked(cd.ReplicaExchange(target, ladder, explorer=cd.SingleToken(), **given), 2)
+        gibbs = walked(cd.ParticleGibbs(target, ladder, n_particles=3, **given), 1)
         smc = cd.SMC(target, ladder, n_batches=4, n_particles=3, process=process).sample().x.unflatten(0, (4, 3))
         return chain, gibbs, smc, cd.Plain(target, ladder, **given).sample(1).x
 

@@ -372,7 +372,7 @@ def config(kind):
         "ladder": {"kind": "karras", "n_levels": 6, "sigma_min": 0.05, "sigma_max": 20.0},
         "sampler": {"kind": kind, "seed": 3, "fit_samples": 16, **KINDS[kind]},
         "output": {"checkpoint_iterations": 2},
-        "stop": {"iterations": 30},
+        "stop": {"iterations": 18},
     }
 
 
@@ -381,11 +381,11 @@ def test_a_run_resumes_bit_for_bit_and_has_a_report(kind, tmp_path):
     with cd.Run.start(tmp_path / "whole", config(kind)) as run:
         run.run()
     with cd.Run.start(tmp_path / "parts", config(kind)) as run:
-        run.run(iterations=11)
+        run.run(iterations=7)
     with cd.Run.resume(tmp_path / "parts") as run:
-        run.run(iterations=30)
+        run.run(iterations=18)
     whole, parts = cd.read_run(tmp_path / "whole"), cd.read_run(tmp_path / "parts")
-    assert whole.x.shape[:2] == (30, 3)
+    assert whole.x.shape[:2] == (18, 3)
     assert (whole.x == parts.x).all()
     for name in ("replica", "born"):
         assert (whole.columns[name] == parts.columns[name]).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def particles(n_batches, n_particles, seed, pool="z"):
 
 def check_coverage(of, truth):
     """Errors are right if the standardised mean has variance 1, over independent repetitions."""
-    z = f64([(of(seed).value - truth) / of(seed).error for seed in range(300)])
+    z = f64([(found.value - truth) / found.error for found in map(of, range(300))])
     assert_mean(z, 0.0)
     assert_mean(z.square(), 1.0)
 
@@ -91,6 +92,7 @@ def check_coverage(of, truth):
 def test_errors_of_particles_cover_the_truth(batches, pool):
     """Batches large enough for their own bias, of order 1 / n, to be below the noise of the test."""
 
+    @cache
     def mean(seed):
         return particles(batches, 20_000 // batches, seed, pool).mean(first)
 
@@ -109,6 +111,7 @@ def test_small_batches_are_biased_unless_they_are_pooled_by_z():
 
 @pytest.mark.parametrize(("batches", "size"), [(400, 8), (1, 3200)])
 def test_log_z_of_batches_covers_the_truth(batches, size):
+    @cache
     def log_z(seed):
         return particles(batches, size, seed).log_z
 
