@@ -10,6 +10,7 @@ import torch
 
 from crepe_diffusion.errors import InputError
 from studies.digits import grey, laws, network, pictures, study, tables
+from studies.images.inception import load_inception
 from studies.shared.results import Results
 from studies.shared.training import save_tensors
 
@@ -41,7 +42,7 @@ def measure(options: argparse.Namespace) -> None:
             if f"{case.name} {method} {seed}" not in results
         ]
         problem = case.problem()
-        if case.kind == "masked" and f"{case.name} turns" not in results:
+        if case.kind == "masked" and case.at_once > 1 and f"{case.name} turns" not in results:
             log_z, error = study.turned(case, problem, n=200_000 // case.side**2)
             results.save(f"{case.name} turns", {"log_z": log_z, "error": error})
         if not missing:
@@ -90,6 +91,20 @@ def paint(options: argparse.Namespace) -> None:
         results.save("grey path", {"digit": 7}, path=path.numpy())
 
 
+def judge_by_inception(options: argparse.Namespace) -> None:
+    """FID of what `paint` has drawn, digit by digit."""
+    results, seen = Results(options.out), load_inception()
+    judge = grey.Judge.load(options.mnist, network.load_network(options.weights).sizes.levels, n_test=100)
+    for digit in options.digit or range(laws.N_CLASSES):
+        for seed in range(options.seeds):
+            name = f"inception {digit} {seed}"
+            there = {m: f"grey {m} {digit} {seed}" for m in grey.METHODS if f"grey {m} {digit} {seed}" in results}
+            if there and name not in results:
+                drawn = {m: torch.from_numpy(results.arrays(key)["shown"]) for m, key in there.items()}
+                results.save(name, grey.fid(seen, judge, digit, drawn))
+                print(name, {m: round(v, 1) for m, v in results[name].items()}, flush=True)
+
+
 def page(options: argparse.Namespace) -> None:
     print(tables.fill_page(PAGE, Results(options.out)))
     for path in pictures.draw_all(Path(__file__).parent, Results(options.out)):
@@ -121,6 +136,13 @@ def main() -> None:
     command.add_argument("--seeds", type=int, default=1)
     command.add_argument("--out", type=Path, default=Path("results/digits"))
     command.set_defaults(run=paint)
+    command = commands.add_parser("inception", help="FID of what was painted; needs a wheel (two minutes a digit)")
+    command.add_argument("--mnist", type=Path, default=Path("data/mnist.npz"))
+    command.add_argument("--weights", type=Path, default=network.FILE)
+    command.add_argument("--digit", type=int, action="append", choices=range(laws.N_CLASSES), help="these digits only")
+    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--out", type=Path, default=Path("results/digits"))
+    command.set_defaults(run=judge_by_inception)
     command = commands.add_parser("page", help="put the measurements into the page, and draw its picture")
     command.add_argument("--out", type=Path, default=Path("results/digits"))
     command.set_defaults(run=page)

@@ -22,10 +22,11 @@ from torch.nn.functional import avg_pool2d
 import crepe_diffusion as cd
 from crepe_diffusion.processes import Masked
 from studies.digits.network import SIDE, Pixels, grey_digits, load_models
+from studies.images import inception
 from studies.images.model import Painter, load_painter
 from studies.images.trained import by_weight, judged
 
-__all__ = ["METHODS", "Judge", "Plan", "guided", "path_of"]
+__all__ = ["METHODS", "Judge", "Plan", "fid", "guided", "path_of"]
 
 STRENGTH = 1.2
 N_MODELS = 2
@@ -182,8 +183,20 @@ def nearest(x: Tensor, others: Tensor, batch: int = 10_000) -> Tensor:
     return best
 
 
+def fid(network: torch.nn.Module, judge: Judge, digit: int, drawn: dict[str, Tensor]) -> dict[str, float]:
+    """FID of draws (n, 28, 28) of each method to half of the test images of a digit, and of as many others of them."""
+    real = judge.test[judge.label == digit]
+    half, n = len(real) // 2, max(len(x) for x in drawn.values())
+
+    def seen(x: Tensor) -> Tensor:
+        return inception.features(network, (x.float() * (255 / (judge.levels - 1))).round().to(torch.uint8))
+
+    truth = seen(real[:half])
+    return {name: inception.distance(seen(x), truth) for name, x in ({"real": real[half : half + n]} | drawn).items()}
+
+
 def run(network: Pixels, judge: Judge, method: str, digit: int, plan: Plan, seed: int) -> tuple[dict[str, Any], Tensor]:
-    """One method on one digit: what the judge found, and 16 draws to look at."""
+    """One method on one digit: what the judge found, and `n_draws` draws by weight, to look at and for Inception."""
     out = METHODS[method](guided(network, digit), plan.process(network.sizes.levels), plan, seed)
     found = judge(out.x, out.weights, digit) | {
         "rows": out.evaluations.rows,
@@ -191,4 +204,4 @@ def run(network: Pixels, judge: Judge, method: str, digit: int, plan: Plan, seed
         "different": len(torch.unique(out.x.flatten(1), dim=0)),
         "effective": 1 / float(out.weights.double().square().sum()),
     }
-    return found, by_weight(out, 16, seed)
+    return found, by_weight(out, plan.n_draws, seed)

@@ -40,7 +40,8 @@ def summary(case: Case, results: Results) -> str | None:
     turned = results.get(f"{case.name} turns")
     bias = f"{turned['log_z'] - truth['log_z']:.4f} ± {turned['error']:.4f}" if turned else "–"
     rows: list[list[Any]] = []
-    for turns, floors in ((case.side**2, truth["floors"]), (case.turns, truth["floors of turns"])):
+    exact_draws = {case.side**2: truth["floors"], case.turns: truth["floors of turns"]}  # one where turns are pixels
+    for turns, floors in exact_draws.items():
         if turns == case.side**2 or case.kind == "masked":
             exact = [f"{floors[k]:.4f}" for k in NUMBERS]
             share = f"{floors['pixels'] / one:.2f}"
@@ -75,8 +76,10 @@ def painted(results: Results) -> str | None:
                 for k, d in {**columns, **costs}.items()
                 if k in found[0]
             }
-            rows.append([method, *(mean.get(k, "–") for k in (*columns, *costs)), len(found)])
-    return markdown(["method", *columns, *costs, "runs"], rows) if rows else None
+            seen = [results[name][method] for name in results.names("inception-?-?")]
+            mean["FID"] = f"{sum(seen) / len(seen):.1f}" if seen else "–"
+            rows.append([method, *(mean.get(k, "–") for k in (*columns, "FID", *costs)), len(found)])
+    return markdown(["method", *columns, "FID", *costs, "runs"], rows) if rows else None
 
 
 def fill_page(page: Path, results: Results) -> Path:

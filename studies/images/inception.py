@@ -21,7 +21,7 @@ from studies.images.problems import frechet
 from studies.images.trained import pixels
 from studies.shared.results import Results
 
-__all__ = ["compare", "features", "load_inception"]
+__all__ = ["compare", "distance", "features", "load_inception"]
 
 
 def load_inception() -> torch.nn.Module:
@@ -66,11 +66,12 @@ def compare(
         found, halves = {}, {}
         for method, x in ({"other real images": others} | shown).items():
             seen = features(network, x)
-            found[method], halves[method] = _distance(seen, truth[label]), _distance(seen[: n // 2], seen[n // 2 :])
+            found[method], halves[method] = distance(seen, truth[label]), distance(seen[: n // 2], seen[n // 2 :])
         about = {"of": name, "n": n, "n_real": n_real, "seconds": time.process_time() - began}
         results.save(f"inception {name}", about | {"fid": found, "halves": halves})
         yield f"inception {name}"
 
 
-def _distance(x: Tensor, y: Tensor) -> float:
+def distance(x: Tensor, y: Tensor) -> float:
+    """The Fréchet distance between two sets of features."""
     return frechet(x, x.new_full((len(x),), 1 / len(x)), y, y.new_full((len(y),), 1 / len(y)))

@@ -98,6 +98,22 @@ def test_every_method_draws_digits_within_its_rows(trained, judge, tmp_path):
     assert [p.name for p in pictures.draw_all(tmp_path, results)] == ["samples.png", "path.png"]
 
 
+def test_frechet_distances_of_draws_tell_real_digits_from_noise(judge):
+    """With the mean of each row of pixels for features: real ones are near, noise is far, bytes span all levels."""
+    few = judge.test[judge.label == 4]
+    noise = torch.randint(4, few.shape, generator=torch.Generator().manual_seed(0))
+    seen = []
+
+    def rows(images):
+        seen.append(images)
+        return images[:, 0, ::12, ::12].mean(2)
+
+    found = grey.fid(rows, judge, 4, {"same": few, "noise": noise})
+    assert found["real"] < found["noise"] / 3
+    assert found["same"] < found["noise"] / 3
+    assert max(float(x.max()) for x in seen) > 0.9  # (255 - 128) / 128
+
+
 def test_copies_of_training_images_are_found(judge):
     """A training image is a copy of itself; noise is not."""
     same, w = judge.training[:20].reshape(-1, 28, 28).long(), torch.full((20,), 0.05)
