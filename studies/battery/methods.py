@@ -23,6 +23,7 @@ __all__ = [
     "chosen_by_pilot",
     "few_chains",
     "particle_gibbs",
+    "particles_of_a_sweep",
     "pilot",
     "replica_exchange",
     "small_pilot",
@@ -128,16 +129,25 @@ def small_pilot(problem: Problem, budget: int, seed: int, most: int = 64) -> cd.
     return cd.pilot(problem.target, steps, n=n, seed=seed, proposal=problem.proposal, fit_samples=fit, progress=False)
 
 
-def particle_gibbs(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
-    """One chain of 16 to 64 particles, of up to 512 for large budgets, begun by a pass of SMC; fitted by a pilot.
+def particles_of_a_sweep(walks: int, degenerate: bool) -> int:
+    """For so many walks in all: 16 to 64, and up to 512 for many.
 
     More particles meet rare modes sooner. Where their weights degenerate more sweeps serve better.
+
+    >>> [particles_of_a_sweep(walks, False) for walks in (200, 3000, 30_000, 100_000)]
+    [16, 64, 468, 512]
+    >>> particles_of_a_sweep(100_000, degenerate=True)
+    64
     """
+    few = min(64, max(16, walks // 16))
+    return few if degenerate else max(few, min(512, walks // 64))
+
+
+def particle_gibbs(problem: Problem, budget: int, seed: int, n_groups: int) -> list[Group]:
+    """One chain, begun by a pass of SMC; fitted by a pilot."""
     found = small_pilot(problem, budget, seed)
     walks = (budget - found.rows) // problem.walk_rows
-    n = min(64, max(16, walks // 16))
-    if not degenerates(found):
-        n = max(n, min(512, walks // 64))
+    n = particles_of_a_sweep(walks, degenerates(found))
     chain = cd.ParticleGibbs(problem.target, pilot=found, n_particles=n, n_chains=n_groups, seed=seed)
     out = chain.sample(max(4, walks // n - 1), progress=False)
     rows = found.rows + (out.evaluations.rows - found.rows) // n_groups

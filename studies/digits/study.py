@@ -270,12 +270,9 @@ METHODS: dict[str, Method] = {
 
 def methods(case: Case) -> list[str]:
     """Those that make sense: the uniform process has steps of its own, and tricks of ours are given to others too."""
-    left_out = "7 a" if case.kind == "uniform" or case.at_once == 1 else ""
-    return [
-        name
-        for name in METHODS
-        if not (left_out and left_out in name) and (case.walk is not None or "as ours" not in name)
-    ]
+    several = case.kind == "masked" and case.at_once > 1
+    makes_sense = {"7 a": several, "as ours": case.walk is not None}
+    return [name for name in METHODS if all(so for part, so in makes_sense.items() if part in name)]
 
 
 # -- one run ----------------------------------------------------------------------------------------------------
