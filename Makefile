@@ -33,6 +33,11 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 	$(RUN).mazes study
 	$(RUN).mazes page
 
+# glibc would give the memory of large tensors back after every use: networks on a CPU take a third less time so
+# (studies/bench/README.md), and draws have the same bits.
+images gallery mazes molecules tokens: export MALLOC_MMAP_THRESHOLD_ := 1073741824
+images gallery mazes molecules tokens: export MALLOC_TRIM_THRESHOLD_ := 4294967296
+
 # Every shipped network of the study of images. Minutes of a core: 31 for each of 28 x 28 pixels, 17 for 14 x 14, 22 for
 # known laws; 101 in all, by two cores; a sum of parts, never run as a whole.
 NETWORKS = $(filter-out law-%,$(basename $(notdir $(wildcard studies/images/weights/*.safetensors))))
