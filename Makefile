@@ -83,7 +83,7 @@ tokens-antibodies: $(READY)
 
 tokens-sentences: $(READY)
 	$(RUN).sentences fetch
-	$(RUN).sentences network --only positive --chains
+	$(RUN).sentences network --chains
 	$(RUN).sentences judge
 	$(RUN).sentences twin
 	$(RUN).sentences page

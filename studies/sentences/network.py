@@ -36,7 +36,7 @@ PRESETS = {
     "large": Sizes(width=256, depth=6, heads=8),
     "paper": Sizes(vocabulary=50257, length=1024, width=1024, depth=24, heads=16),
 }
-"""`small` was trained for the shipped weights; `paper` has the size of SEDD-medium, which needs other machines."""
+"""`medium` was trained for the shipped weights; `paper` has the size of SEDD-medium, which needs other machines."""
 
 
 class Block(nn.Module):

