@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from studies.images import imagenet, pictures
+from studies.images.data import CLASSES
 from studies.images.known import CASES, WALKS, Case
 from studies.images.model import SETTINGS, WEIGHTS
 from studies.images.restoring import OPERATORS, rows_of
@@ -327,7 +328,8 @@ def guidance_figure(results: Results, painter: str, n: int = 16) -> str | None:
         return None
     record, arrays = results[names[-1]], results.arrays(names[-1])
     rows = {method: arrays[method][:n] for method in record["found"] if method in arrays}
-    text = f"Guided images of class {record['class']}: draws of one run of {record['samples']} samples"
+    what = CLASSES[painter.split("-")[0]][record["class"]]
+    text = f'Guided images of class "{what}": draws of one run of {record["samples"]} samples'
     return shown(pictures.rows_of_images(rows, text), f"guided-{painter}.png", text)
 
 
