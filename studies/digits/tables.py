@@ -62,13 +62,13 @@ def summary(case: Case, results: Results) -> str | None:
     return markdown([*header, "seeds"], rows)
 
 
-def painted(results: Results) -> str | None:
-    """What the judge found of the network's digits: means over digits, and seeds."""
+def painted(results: Results, plan: str = "grey") -> str | None:
+    """What the judge found of the network's digits with this plan: means over digits, and seeds."""
     columns = {"accuracy": 3, "log-probability": 3, "frechet": 1, "spread": 2, "near copies": 3}
     costs = {"effective": 0, "different": 0, "draws": 0, "rows": 0}
     rows = []
     for method in ("real", *grey.METHODS):
-        pattern = "grey-real-?" if method == "real" else f"grey {method} ? ?".replace(" ", "-")
+        pattern = f"{plan}-real-?" if method == "real" else f"{plan} {method} ? ?".replace(" ", "-")
         found = [results[name] for name in results.names(pattern)]
         if found:
             mean = {
@@ -76,7 +76,7 @@ def painted(results: Results) -> str | None:
                 for k, d in {**columns, **costs}.items()
                 if k in found[0]
             }
-            seen = [results[name][method] for name in results.names("inception-?-?")]
+            seen = [results[name][method] for name in results.names("inception-?-?") if plan == "grey"]
             mean["FID"] = f"{sum(seen) / len(seen):.1f}" if seen else "–"
             rows.append([method, *(mean.get(k, "–") for k in (*columns, "FID", *costs)), len(found)])
     return markdown(["method", *columns, "FID", *costs, "runs"], rows) if rows else None
@@ -84,5 +84,6 @@ def painted(results: Results) -> str | None:
 
 def fill_page(page: Path, results: Results) -> Path:
     """Put every case that was measured into its place."""
-    found = {f"case {i}": summary(case, results) for i, case in enumerate(cases())} | {"network": painted(results)}
+    found = {f"case {i}": summary(case, results) for i, case in enumerate(cases())}
+    found |= {"network": painted(results), "network paper": painted(results, "paper")}
     return fill(page, {name: table for name, table in found.items() if table is not None})

@@ -91,8 +91,9 @@ def run_judges(options: argparse.Namespace) -> None:
     results, tokenizer = Results(options.out), text.load_tokenizer()
     sentiment, perplexity = judges.Sentiment(options.data), judges.Perplexity(options.data)
     if (options.data / judges.IMDB).exists() and "reference" not in results:
-        held_out = text.read_reviews(options.data / judges.IMDB)["held out"]
-        results.save("reference", strengths.reference(held_out, sentiment, perplexity))
+        reviews = text.read_reviews(options.data / judges.IMDB)["held out"]
+        held_out = [(t, label) for t, label in reviews if text.FEWEST_WORDS <= len(t.split()) <= text.LENGTH]
+        results.save("reference", strengths.reference(held_out[:: len(held_out) // 1_000], sentiment, perplexity))
         print(results["reference"], flush=True)
     for name in strengths.judge(results, tokenizer, sentiment, perplexity):
         print(name, flush=True)

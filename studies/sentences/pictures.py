@@ -90,8 +90,8 @@ def _running(results: Results) -> Figure | None:
         axes[1].plot(steps[late], perplexity[late], color=colour, lw=1.1)
     for axis in axes:
         axis.set_xlabel("iterations after burn-in")
-    axes[0].set_ylim(0.5, 1)
+    axes[0].set_ylim(0.3, 1)
     _thousands(axes[1])
     if drawn:
-        axes[0].legend(fontsize=7, frameon=False, loc="lower right")
+        axes[0].legend(fontsize=7, frameon=False, loc="upper right")
     return figure if drawn else None

@@ -111,23 +111,34 @@ def network(results: Results) -> str | None:
 def by_target(results: Results, target: float, method: str) -> dict[str, float] | None:
     """Accuracy and perplexity of all runs with this target, whatever their proposal: corrected, they have one law.
 
-    The errors are those of the mean over runs. Draws of plain guidance have no proposal but the target, and are
-    independent: their errors are those of the cell.
+    The errors are those of the mean over runs with one label, put together. Draws of plain guidance have no proposal
+    but the target, and are independent: their errors are those of the cell.
     """
     if method == "plain":
         return summary(results, target, target, method)
     runs = [run for proposal in STRENGTHS for run in _runs(results, target, proposal, method).values()]
     if len(runs) < 2:
         return None
+    labels = np.array([run["label"] for run in runs])
     accuracy = np.array([np.mean(run["right"]) for run in runs])
     rate = np.array([sum(run["nats"]) / sum(run["tokens"]) for run in runs])
-    perplexity, root = math.exp(rate.mean()), math.sqrt(len(runs))
+    perplexity = math.exp(rate.mean())
     return {
         "accuracy": float(accuracy.mean()),
-        "accuracy error": float(accuracy.std(ddof=1)) / root,
+        "accuracy error": _error_within(accuracy, labels),
         "perplexity": perplexity,
-        "perplexity error": perplexity * float(rate.std(ddof=1)) / root,
+        "perplexity error": perplexity * _error_within(rate, labels),
     }
+
+
+def _error_within(values: np.ndarray, labels: np.ndarray) -> float:
+    """The standard error of the mean of values whose mean depends on their label.
+
+    >>> _error_within(np.array([1.0, 3.0, 11.0, 13.0]), np.array([0, 0, 1, 1]))
+    0.7071067811865476
+    """
+    groups = [values[labels == label] for label in np.unique(labels)]
+    return math.sqrt(sum(len(g) * float(g.var(ddof=1)) for g in groups if len(g) > 1)) / len(values)
 
 
 def _both(one: dict[str, Any] | None) -> str:
@@ -148,20 +159,28 @@ def targets(results: Results) -> str | None:
 def slopes(runs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float]] | None:
     """How accuracy grows with the strength of the target and with that of the proposal, each with its error.
 
-    Least squares over runs; None where the two strengths are not apart. A method that corrects follows the target.
+    Least squares over runs, with a level of its own for each label; None where the two strengths are not apart. A
+    method that corrects follows the target.
 
-    >>> runs = [{"target": t, "proposal": p, "right": [t - 0.5 * p]} for t in (1.0, 1.4) for p in (1.0, 1.4)]
+    >>> runs = [
+    ...     {"target": t, "proposal": p, "label": label, "right": [t - 0.5 * p + label]}
+    ...     for t in (1.0, 1.4)
+    ...     for p in (1.0, 1.4)
+    ...     for label in (0, 1)
+    ... ]
     >>> [round(slope, 6) for slope, _ in slopes(runs)]
     [1.0, -0.5]
     """
-    x = np.array([(1.0, run["target"], run["proposal"]) for run in runs])
+    labels = sorted({run["label"] for run in runs})
+    x = np.array([(run["target"], run["proposal"], *(run["label"] == label for label in labels)) for run in runs])
     y = np.array([np.mean(run["right"]) for run in runs])
-    if len(y) < 4 or np.linalg.matrix_rank(x) < 3:
+    n_numbers = x.shape[1]
+    if len(y) <= n_numbers or np.linalg.matrix_rank(x) < n_numbers:
         return None
     found = np.linalg.lstsq(x, y, rcond=None)[0]
-    variance = float(np.square(y - x @ found).sum()) / (len(y) - 3)
+    variance = float(np.square(y - x @ found).sum()) / (len(y) - n_numbers)
     errors = np.sqrt(np.diag(variance * np.linalg.inv(x.T @ x)))
-    return [(float(found[i]), float(errors[i])) for i in (1, 2)]
+    return [(float(found[i]), float(errors[i])) for i in (0, 1)]
 
 
 def methods(results: Results) -> str | None:
