@@ -5,7 +5,7 @@ READY := $(VENV)/.ready
 RUN := $(BIN)/python -m studies
 
 .DEFAULT_GOAL := help
-.PHONY: help demo plan mazes images images-known gallery molecules tokens tokens-antibodies tokens-sentences tokens-digits walker-0 walker-1 tempered-0 tempered-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
+.PHONY: help demo plan mazes mazes-credit mazes-changes images images-known gallery molecules tokens tokens-antibodies tokens-sentences tokens-digits walker-0 walker-1 tempered-0 tempered-1 test test-slow kill-test mutants lint types bench tables docs wheel format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,15 +27,20 @@ plan: $(READY) ## plan a way through a maze, with pictures and a report
 
 mazes: $(READY) ## the maze study from shipped weights: tables, curves, pictures (an hour)
 	$(RUN).mazes quality
+	$(MAKE) -j 2 mazes-credit mazes-changes
+	$(RUN).mazes page
+
+mazes-credit: $(READY)
 	$(RUN).mazes credit
+
+mazes-changes: $(READY)
 	$(RUN).mazes changes
 	$(RUN).mazes changes --seed 1
-	$(RUN).mazes study
-	$(RUN).mazes page
+	$(RUN).mazes study --rows 400000 --chains 2 --workers 1
 
 # glibc would give the memory of large tensors back after every use: networks on a CPU take a third less time so
 # (studies/bench/README.md), and draws have the same bits.
-LONG = images gallery mazes molecules tokens tokens-antibodies tokens-sentences tokens-digits
+LONG = images gallery mazes mazes-credit mazes-changes molecules tokens tokens-antibodies tokens-sentences tokens-digits
 $(LONG): export MALLOC_MMAP_THRESHOLD_ := 1073741824
 $(LONG): export MALLOC_TRIM_THRESHOLD_ := 4294967296
 

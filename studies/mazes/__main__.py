@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import crepe_diffusion as cd
-from studies.mazes import changes, credit, data, model, pictures, study
+from studies.mazes import agents, changes, credit, data, model, pictures, study
 from studies.mazes.evaluate import ends, looks_like_data
 from studies.mazes.preset import record_preset
 from studies.mazes.tables import fill_page
@@ -68,7 +69,7 @@ def quality(options: argparse.Namespace) -> None:
 
 def run_study(options: argparse.Namespace) -> None:
     jobs = study.comparison(options.maze, options.rows, options.chains)
-    jobs += study.ablation(options.maze, options.rows // 2)
+    jobs += study.ablation(options.maze, options.rows)
     with _bars(options) as bars:
         task = bars.add_task(f"{options.maze}: jobs", total=len(jobs))
         for name in study.run_all(jobs, Results(options.out), options.workers):
@@ -79,11 +80,16 @@ def run_study(options: argparse.Namespace) -> None:
 def run_credit(options: argparse.Namespace) -> None:
     maze, _ = model.load_maze_model(options.maze)
     tables = credit.cases(maze, options.other, options.rows, options.maze, options.seed)
-    chosen = [case for name, found in tables.items() if options.only in ("", name) for case in found]
+    chosen = [
+        partial(credit.run_case, case) for name, found in tables.items() if options.only in ("", name) for case in found
+    ]
+    if options.only in ("", "agents"):
+        pairs = agents.pairs(maze, options.other, options.rows, options.maze, options.seed)
+        chosen += [partial(agents.run_pair, case) for case in pairs]
     with _bars(options) as bars:
         task = bars.add_task(f"{options.maze}: cases", total=len(chosen))
-        for case in chosen:
-            credit.run_case(case, Results(options.out))
+        for run in chosen:
+            run(Results(options.out))
             bars.advance(task)
 
 
@@ -154,7 +160,9 @@ def main(arguments: list[str] | None = None) -> None:
     sub = command("credit", run_credit, "all samplers with and without restitching at equal rows, on tasks and others")
     sub.add_argument("--rows", type=int, default=60_000, help="network rows per method and pair")
     sub.add_argument("--other", type=int, default=5, help="pairs of cells besides the five tasks")
-    sub.add_argument("--only", default="", choices=["credit", "short", "routes"], help="one table (default: all)")
+    sub.add_argument(
+        "--only", default="", choices=["credit", "short", "routes", "agents"], help="one table (default: all)"
+    )
     sub = command("changes", run_changes, "random way-points, goals and starts off the present route")
     sub.add_argument("--number", type=int, default=20)
     sub = command("preset", preset, "where a run of the paper's preset has got to")

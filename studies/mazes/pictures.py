@@ -12,7 +12,7 @@ from torch import Tensor
 
 from studies.mazes.maze import Maze
 
-__all__ = ["Panel", "animate", "draw_maze", "draw_plan", "plans_along", "side_by_side", "trajectories"]
+__all__ = ["Panel", "animate", "draw_agents", "draw_maze", "draw_plan", "plans_along", "side_by_side", "trajectories"]
 
 Panel = tuple[str, Tensor, Tensor, Tensor, Tensor | None]
 """Title, plan (segments, steps, 2), start, goal, way-point."""
@@ -52,7 +52,20 @@ def draw_plan(axes: Any, panel: Panel) -> None:
     axes.set_title(title, fontsize=9)
 
 
-def side_by_side(maze: Maze, panels: Sequence[Panel], columns: int = 5) -> Any:
+def draw_agents(axes: Any, panel: Panel) -> None:
+    """Two agents, the first and the second half of a plan, and a line between them when they are nearest."""
+    title, plan, start, goal, _ = panel
+    one, two = (half.flatten(0, 1) for half in plan.chunk(2))
+    for path, colour in ((one, START), (two, GOAL)):
+        axes.plot(*path.T.numpy(), color=colour, lw=1.6, alpha=0.8)
+    nearest = int((one - two).norm(dim=1).argmin())
+    axes.plot(*torch.stack([one[nearest], two[nearest]], 1).numpy(), "k:", lw=1.2)
+    for point, colour in ((start, START), (goal, GOAL)):
+        axes.plot(*point.tolist(), "o", color=colour, ms=9, mec="black", mew=0.6, zorder=5)
+    axes.set_title(title, fontsize=9)
+
+
+def side_by_side(maze: Maze, panels: Sequence[Panel], columns: int = 5, draw: Any = draw_plan) -> Any:
     """Plans in rows of at most so many."""
     from matplotlib.figure import Figure
 
@@ -63,7 +76,7 @@ def side_by_side(maze: Maze, panels: Sequence[Panel], columns: int = 5) -> Any:
     for k, panel in enumerate(panels):
         axes = figure.add_subplot(rows, columns, k + 1)
         draw_maze(axes, maze)
-        draw_plan(axes, panel)
+        draw(axes, panel)
     return figure
 
 

@@ -18,11 +18,14 @@ __all__ = [
     "Length",
     "Style",
     "length_term",
+    "matched",
     "path_length",
     "plan_target",
+    "plan_term",
     "segments_for",
     "terms",
     "way_point_term",
+    "weight_of",
 ]
 
 STEP = 0.2
@@ -91,15 +94,16 @@ def terms(
     if not style.width:
         strong, fading = 100.0 * n_segments, cd.anneal.power(10)
         return [
-            _term("start", Reach(start, weight=strong), style, fading),
-            _term("goal", Reach(goal, -1, -1, weight=strong), style, fading),
-            _term("junctions", Junctions(), style, fading),
+            plan_term("start", Reach(start, weight=strong), style, fading),
+            plan_term("goal", Reach(goal, -1, -1, weight=strong), style, fading),
+            plan_term("junctions", Junctions(), style, fading),
         ]
-    v, w = _uncertainty(model, style), _weight(maze, style)
+    w = weight_of(maze, style)
+    first, last, link = matched(maze, model, style)
     return [
-        _term("start", Reach(start, weight=w, l1=0.0), style, _matched(maze, style, v[:, 0])),
-        _term("goal", Reach(goal, -1, -1, weight=w, l1=0.0), style, _matched(maze, style, v[:, -1])),
-        _term("junctions", Junctions(weight=w, l1=0.0), style, _matched(maze, style, v[:, 0] + v[:, -1])),
+        plan_term("start", Reach(start, weight=w, l1=0.0), style, first),
+        plan_term("goal", Reach(goal, -1, -1, weight=w, l1=0.0), style, last),
+        plan_term("junctions", Junctions(weight=w, l1=0.0), style, link),
     ]
 
 
@@ -107,9 +111,11 @@ def way_point_term(maze: Maze, model: cd.models.Denoiser, n_segments: int, style
     """Pass by a point, given in units of the maze."""
     z = tuple(maze.normalise(point).tolist())
     if not style.width:
-        return _term("way-point", WayPoint(z, weight=100.0 * n_segments), style, cd.anneal.power(10))
-    reward = WayPoint(z, 0.5 * maze.scale**2, weight=_weight(maze, style), l1=0.0)  # the nearest points, within a unit
-    return _term("way-point", reward, style, _matched(maze, style, _uncertainty(model, style).mean(1)))
+        return plan_term("way-point", WayPoint(z, weight=100.0 * n_segments), style, cd.anneal.power(10))
+    reward = WayPoint(
+        z, 0.5 * maze.scale**2, weight=weight_of(maze, style), l1=0.0
+    )  # the nearest points, within a unit
+    return plan_term("way-point", reward, style, _matched(maze, style, _uncertainty(model, style).mean(1)))
 
 
 @dataclass(frozen=True)
@@ -135,18 +141,29 @@ def path_length(plans: Tensor) -> Tensor:
 
 def length_term(maze: Maze, style: Style, limit: float) -> cd.Reward:
     """A plan of at most this length in units of the maze, to within one of them."""
-    return _term("length", Length(limit / maze.scale, 1 / maze.scale), style, cd.anneal.power(2))
+    return plan_term("length", Length(limit / maze.scale, 1 / maze.scale), style, cd.anneal.power(2))
 
 
-def _term(
+def plan_term(
     name: str, function: Callable[[Tensor], Tensor], style: Style, fading: Callable[[Tensor], Tensor]
 ) -> cd.Reward:
+    """A reward of plans, guided and annealed in a style."""
     return cd.Reward(function, anneal=fading, guidance=style.guidance, name=name, negligible=0.0)
 
 
-def _weight(maze: Maze, style: Style) -> float:
+def weight_of(maze: Maze, style: Style) -> float:
     """Weight of a squared error of the style's width, in the model's coordinates."""
     return 0.5 * (maze.scale / style.width) ** 2
+
+
+def matched(maze: Maze, model: cd.models.Denoiser, style: Style) -> tuple[Matched, Matched, Matched]:
+    """Annealing of rewards on the first point of a segment, on its last one, and on the gap between two segments."""
+    v = _uncertainty(model, style)
+    return (
+        _matched(maze, style, v[:, 0]),
+        _matched(maze, style, v[:, -1]),
+        _matched(maze, style, v[:, 0] + v[:, -1]),
+    )
 
 
 def _matched(maze: Maze, style: Style, variances: Tensor) -> Matched:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from studies.mazes import changes, credit, pictures
+from studies.mazes import agents, changes, credit, pictures
 from studies.mazes.evaluate import ends
 from studies.mazes.maze import Maze
 from studies.mazes.model import load_maze_model, shipped, weights_folder
@@ -68,6 +68,13 @@ def fill_page(results: Results, page: Path, weights: str, trainings: Path) -> Pa
     names = results.names("routes-*")
     if names:
         tables["ways"] = credit.routes_table([results[name] for name in names])
+    names = results.names("agents-*")
+    if names:
+        tables["agents"] = agents.table([results[name] for name in names], list(maze.tasks))
+        shown_agents = agents.panels(maze, results, weights)
+        if shown_agents:
+            drawn = pictures.side_by_side(maze, shown_agents, draw=pictures.draw_agents)
+            drawn.savefig(figures / "agents.png", dpi=90)
     names = results.names("change-*")
     if names:
         found = {name: results[name] for name in names}
