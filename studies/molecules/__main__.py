@@ -99,6 +99,15 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--steps", type=int, nargs="+", default=[200], metavar="N", help="of a walk, a multiple of 10")
     sub.set_defaults(command=_ratio)
 
+    sub = commands.add_parser(
+        "anisotropy", parents=[shared], help="what one variance for all directions does to cold basins"
+    )
+    sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--frames", type=int, default=2000, metavar="N", help="of each basin")
+    sub.add_argument("--steps", type=int, nargs="+", default=[200, 400, 800], metavar="N", help="of the ladder")
+    sub.set_defaults(command=_anisotropy)
+
     sub = commands.add_parser("torsions", parents=[shared], help="whether the model's hot error explains cold basins")
     sub.add_argument("--out", type=Path, metavar="DIR", help="where draws are kept (default: runs/molecules/PEPTIDE)")
     sub.set_defaults(command=_torsions)
@@ -278,6 +287,26 @@ def _ratio(given: argparse.Namespace) -> int:
             print(ratio.table({name: found[name]}), flush=True)
     record = {"table": ratio.table(found), "checks": {name: asdict(c) for name, c in found.items()}}
     Results(given.out or RUNS / chosen.name).save("ratio", record)
+    return 0
+
+
+def _anisotropy(given: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    import numpy as np
+
+    from studies.molecules import anisotropy, data, model
+    from studies.molecules.tempering import ENDS
+
+    chosen, found = given.peptide, {}
+    trained = model.load_model(given.weights or chosen.name)
+    cold = np.concatenate(data.read_trajectories(given.data, chosen, chosen.cold, given.equilibration))
+    for n_steps in given.steps:
+        times = np.geomspace(*ENDS, n_steps + 1)
+        found[str(n_steps)] = anisotropy.check(trained, chosen, cold, times, per_basin=given.frames)
+    print(anisotropy.table(found))
+    record = {"table": anisotropy.table(found), "checks": {name: asdict(c) for name, c in found.items()}}
+    Results(given.out or RUNS / chosen.name).save("anisotropy", record)
     return 0
 
 

@@ -30,7 +30,7 @@ def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str
     methods = {name: measured(runs / name) for name in PEPTIDES}
     tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
     tables |= {f"{name} populations": population_table(found) for name, found in methods.items() if found}
-    for kind in ("ratio", "torsions", "hands", "descents"):
+    for kind in ("ratio", "anisotropy", "torsions", "hands", "descents"):
         kept = {name: Results(runs / name).get(kind) for name in PEPTIDES}
         tables |= {f"{name} {kind}": found["table"] for name, found in kept.items() if found}
     others = {"exchange": exchanges(methods), "speed": speeds(data), "dynamics": checks(data)}
