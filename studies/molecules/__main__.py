@@ -125,6 +125,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--frames", type=int, default=300, metavar="N")
     sub.set_defaults(command=_descents)
 
+    sub = commands.add_parser("relax", parents=[shared], help="move what was sampled on by some ps of dynamics")
+    sub.add_argument("--runs", type=Path, metavar="DIR", help="what was sampled (default: runs/molecules/PEPTIDE)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="for `report` (default: the same with -relaxed)")
+    sub.add_argument("--ps", type=int, default=5, help="of dynamics at the temperature that was sampled")
+    sub.add_argument("--draws", type=int, default=2000, metavar="N", help="of each method and seed")
+    sub.set_defaults(command=_relax)
+
     sub = commands.add_parser("report", parents=[shared], help="table, figures and trajectories of what was sampled")
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
     sub.add_argument("--samples", type=int, default=5000, help="frames and samples that metrics compare")
@@ -369,6 +376,21 @@ def _descents(given: argparse.Namespace) -> int:
     found = descents.examine(model.load_model(given.weights or chosen.name), some, chosen)
     print(descents.table(found))
     Results(given.out or RUNS / chosen.name).save("descents", {"table": descents.table(found)})
+    return 0
+
+
+def _relax(given: argparse.Namespace) -> int:
+    from studies.molecules import relaxing
+    from studies.molecules.tempering import kept_draws
+
+    folder = given.runs or RUNS / given.peptide.name
+    out = given.out or folder.with_name(f"{folder.name}-relaxed")
+    for name in relaxing.relax(given.peptide, folder, out, given.ps, given.draws):
+        print(name, flush=True)
+    kept = kept_draws(out)
+    text = relaxing.table([kept[name] for name in kept.names()])
+    print(text)
+    Results(out).save("relaxation", {"table": text})
     return 0
 
 
