@@ -25,14 +25,14 @@ def noised(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_energies_become_those_of_the_temperature():
-    cold, x = noised(64)
+    cold, x = noised(32)
     truth = energies(PEPTIDE, cold)
     assert np.median(energies(PEPTIDE, x)) > truth.mean() + 30 * truth.std()
     frames = relaxing.relaxed(PEPTIDE, x, PEPTIDE.cold)
     late = energies(PEPTIDE, frames[:, 9])
     error = np.hypot(late.std(), truth.std()) / np.sqrt(len(late))
     assert abs(late.mean() - truth.mean()) < 3 * error < 10
-    hot = energies(PEPTIDE, relaxing.relaxed(PEPTIDE, x[:32], PEPTIDE.hot)[:, 9])
+    hot = energies(PEPTIDE, relaxing.relaxed(PEPTIDE, x[:16], PEPTIDE.hot)[:, 9])
     assert hot.mean() - truth.mean() > 10 * error  # another temperature has other energies
 
 
