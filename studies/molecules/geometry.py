@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "aligned",
     "alphas",
+    "anchors",
     "backbone",
     "bonds",
     "dihedrals",
@@ -84,6 +85,15 @@ def alphas(pairs: np.ndarray) -> np.ndarray:
     """The other stereocentres: alpha carbons with three of their neighbours, (residues, 4)."""
     carbons = methyls(pairs)[:, 0]
     return np.array([centre for centre in stereocentres(pairs) if centre[0] not in carbons])
+
+
+def anchors(pairs: np.ndarray) -> np.ndarray:
+    """For each methyl group an atom two bonds from its carbon, which is the same for all of its turns, (groups,)."""
+    around, out = _neighbours(pairs), []
+    for carbon, *hydrogens in methyls(pairs).tolist():
+        (joint,) = (n for n in around[carbon] if n not in hydrogens)
+        out.append(next(n for n in around[joint] if n != carbon))
+    return np.array(out)
 
 
 def wide_centres(pairs: np.ndarray) -> np.ndarray:

@@ -147,27 +147,42 @@ class Folded(nn.Module):
     trained on one hand draws both, and the other one badly. Here every molecule is mirrored until the volumes at its
     `alphas` sum to more than zero, and the hydrogens of `methyls` are renamed until theirs are positive; the answer is
     turned back. On data of one hand this learns the law in which all mirror images and names are equally likely.
+
+    A methyl group that turns by a third is the same molecule with other names. With `anchors`, an atom for each group,
+    the hydrogen farthest from it comes first, and a network has to learn one of three turns of each group.
     """
 
     alphas: Tensor
     methyls: Tensor
+    anchors: Tensor | None
 
-    def __init__(self, inner: nn.Module, alphas: Tensor, methyls: Tensor):
+    def __init__(self, inner: nn.Module, alphas: Tensor, methyls: Tensor, anchors: Tensor | None = None):
         super().__init__()
         self.inner = inner
         self.register_buffer("alphas", alphas, persistent=False)
         self.register_buffer("methyls", methyls, persistent=False)
+        self.register_buffer("anchors", anchors, persistent=False)
 
     def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
         hand = torch.where(volumes(y, self.alphas).sum(1) < 0, -1.0, 1.0).to(y)
         mirror = torch.stack([torch.ones_like(hand), torch.ones_like(hand), hand], 1)[:, None]
         y = y * mirror
+        order = self._names(y)[:, :, None].expand_as(y)
+        answer = self.inner(y.gather(1, order), c_noise)
+        return torch.empty_like(answer).scatter_(1, order, answer) * mirror
+
+    def _names(self, y: Tensor) -> Tensor:
+        """Which atom of y takes each place, (rows, atoms)."""
+        a, b, c = (names.expand(len(y), -1) for names in self.methyls[:, 1:].T)
         wrong = volumes(y, self.methyls) < 0
+        three = torch.stack([a, torch.where(wrong, c, b), torch.where(wrong, b, c)], 2)
+        if self.anchors is not None:
+            at = y.gather(1, three.flatten(1)[:, :, None].expand(-1, -1, 3)).unflatten(1, three.shape[1:])
+            first = (at - y[:, self.anchors, None]).square().sum(-1).argmax(2, keepdim=True)
+            three = three.gather(2, (first + torch.arange(3, device=y.device)) % 3)
         names = torch.arange(y.shape[1], device=y.device).repeat(len(y), 1)
-        b, c = self.methyls[:, 2], self.methyls[:, 3]
-        names[:, b], names[:, c] = torch.where(wrong, c, b), torch.where(wrong, b, c)
-        order = names[:, :, None].expand_as(y)  # trading names twice is no change, so one order serves both ways
-        return self.inner(y.gather(1, order), c_noise).gather(1, order) * mirror
+        names[:, self.methyls[:, 1:].flatten()] = three.flatten(1)
+        return names
 
 
 def volumes(y: Tensor, centres: Tensor) -> Tensor:

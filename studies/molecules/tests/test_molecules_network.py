@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from importlib.resources import files
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from crepe_diffusion import InputError
 from studies.molecules import hands, model
 from studies.molecules.data import read_trajectories
 from studies.molecules.geometry import bonds, wide_centres
-from studies.molecules.network import EGNN, Folded, PairForces, Split
+from studies.molecules.network import EGNN, Folded, PairForces, Split, volumes
 from studies.molecules.peptides import peptide
 from studies.shared.training import Settings, load_weights, save_weights
 
@@ -82,6 +83,28 @@ def test_a_folded_network_is_right_in_both_hands_and_all_names():
     assert 5 < known.sum() < 40
     torch.testing.assert_close(folded(y, c)[known], handed(y[known], c[known]), atol=1e-12, rtol=0)
     assert not torch.allclose(folded(y, c)[~known], handed(y[~known], c[~known]))
+
+
+def test_a_folded_network_knows_all_turns_of_a_methyl_group():
+    """Any renaming of the three hydrogens renames the answer; without anchors only those that trade two of them."""
+    group, anchor = torch.tensor([[0, 1, 2, 3]]), torch.tensor([4])
+    torch.manual_seed(0)
+    inner = PairForces(N, 0.5, n_layers=2, width=16, centres=group).double()
+    for p in inner.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    y, c = torch.randn(64, N, 3, generator=torch.Generator().manual_seed(5)).double(), torch.zeros(64).double()
+    alpha = torch.tensor([[4, 0, 5, 1]])  # any centre; its hand must not change with the names
+
+    def worst(network, three):
+        renamed = [0, *three, 4, 5]
+        same = (volumes(y[:, renamed], alpha) * volumes(y, alpha) > 0)[:, 0]
+        return (network(y[:, renamed], c) - network(y, c)[:, renamed])[same].abs().max()
+
+    turning = Folded(inner, alpha, group, anchor)
+    assert max(worst(turning, three) for three in permutations((1, 2, 3))) < 1e-10
+    before = Folded(inner, alpha, group)
+    assert worst(before, (1, 3, 2)) < 1e-10
+    assert worst(before, (2, 3, 1)) > 1e-3
 
 
 def test_only_volumes_tell_mirror_images_apart():
