@@ -20,6 +20,7 @@ __all__ = [
     "bonds",
     "dihedrals",
     "distances",
+    "fragments",
     "handedness",
     "methyls",
     "relabelled",
@@ -94,6 +95,21 @@ def anchors(pairs: np.ndarray) -> np.ndarray:
         (joint,) = (n for n in around[carbon] if n not in hydrogens)
         out.append(next(n for n in around[joint] if n != carbon))
     return np.array(out)
+
+
+def fragments(pairs: np.ndarray) -> list[np.ndarray]:
+    """Methyl groups with all atoms up to three bonds from their carbon, one array (groups, atoms) for each kind.
+
+    First the carbon and its hydrogens, then the atom that they hang on, its neighbours, and theirs.
+    """
+    around = _neighbours(pairs)
+    kinds: dict[tuple[int, ...], list[list[int]]] = {}
+    for group in methyls(pairs).tolist():
+        (joint,) = (n for n in around[group[0]] if n not in group)
+        near = [n for n in around[joint] if n != group[0]]
+        atoms = [*group, joint, *near, *(n for atom in near for n in around[atom] if n != joint)]
+        kinds.setdefault(tuple(len(around[atom]) for atom in atoms), []).append(atoms)
+    return [np.array(groups) for groups in kinds.values()]
 
 
 def wide_centres(pairs: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from crepe_diffusion import InputError
 from crepe_diffusion.models import EDM, Denoiser
 from crepe_diffusion.processes import Gaussian
-from studies.molecules.network import EGNN, Folded, PairForces, Split
+from studies.molecules.network import EGNN, Folded, Fragments, PairForces, Split
 from studies.shared.training import Settings, load_weights, loss, save_weights, train
 
 __all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load_model", "train_model"]
@@ -29,6 +29,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "pairs-tiny": {"kind": "pairs", "n_layers": 3, "width": 128},
     "egnn": {"kind": "egnn", "n_layers": 4, "width": 64},
 }
+AROUND = torch.tensor([[0, 1, 2, 3], [4, 0, 5, 6]])
+"""The volumes that networks of fragments see: at the carbon of a methyl group, and at the atom that it hangs on."""
 # Bonds matter at sigma near their own 0.003 nm and the shape of the whole near 0.2 nm: the noise is centred between.
 SETTINGS = Settings(n_steps=56_000, batch=256, rate=1e-3, noise_mean=-3.6, noise_std=1.8, average=0.9995)
 # Stiff and local below `SPLIT`, loose and global above it: two networks, each for its own noise, learn side by side and
@@ -53,7 +55,11 @@ def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, *centres: Te
         return EGNN(n_atoms, **sizes)
     if network["kind"] == "pairs":
         options = {"rank": network.get("rank"), "squares": network.get("squares", True)}
-        pairs = PairForces(n_atoms, sigma_data, centres=centres[0] if centres else None, **options, **sizes)
+        pairs: nn.Module = PairForces(n_atoms, sigma_data, centres=centres[0] if centres else None, **options, **sizes)
+        if "fragments" in network:
+            places = [torch.tensor(atoms) for atoms in network["fragments"]]
+            small = [PairForces(at.shape[1], sigma_data, n_layers=3, width=192, centres=AROUND) for at in places]
+            pairs = Fragments(pairs, small, places)
         fold = {name: torch.tensor(rows) for name, rows in network.get("fold", {}).items()}
         return Folded(pairs, **fold) if fold else pairs
     raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
@@ -108,8 +114,12 @@ def train_model(
     model = build(network, training.shape[1], sigma_data, None if centres is None else torch.from_numpy(centres))
     for part in model.modules():
         if isinstance(part, PairForces):
-            part.fit(training)
             part.coarse = coarse
+            if len(part.ends) == training.shape[1]:
+                part.fit(training)
+        if isinstance(part, Fragments):
+            for k, small in enumerate(part.parts):
+                small.fit(training[:, part.places(k)].flatten(0, 1))  # type: ignore[operator]
     before = {} if start is None else _begin(model, start)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:
@@ -135,6 +145,10 @@ def _begin(model: EDM, start: Path) -> dict[str, str]:
     weights, about = load_weights(start)
     if isinstance(model.network, Folded) and not any(name.startswith("network.inner.") for name in weights):
         weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
+    if any(".whole." in name for name in model.state_dict()) and not any(".whole." in name for name in weights):
+        # Fragments join a network that was trained without them; they begin with no force.
+        weights = {name.replace("network.inner.", "network.inner.whole."): v for name, v in weights.items()}
+        weights = {name: v for name, v in model.state_dict().items() if ".parts." in name} | weights
     model.load_state_dict(weights)
     if "last" not in about:  # the average of a training that was stopped
         about = {"last": (start.parent / "log.jsonl").read_text().splitlines()[-1]}
@@ -177,7 +191,10 @@ def load_model(name: str | Path) -> Denoiser:
 def _centres(weights: dict[str, Tensor]) -> list[Tensor | None]:
     """Of each part, low noise first; None for a network that is given distances only."""
     names = ("network.low.", "network.high.") if any(n.startswith("network.low.") for n in weights) else ("network.",)
-    found = [[v for n, v in weights.items() if n.startswith(name) and n.endswith(".centres")] for name in names]
+    found = [
+        [v for n, v in weights.items() if n.startswith(name) and n.endswith(".centres") and ".parts." not in n]
+        for name in names
+    ]
     return [of[0] if of else None for of in found]
 
 

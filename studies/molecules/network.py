@@ -6,20 +6,22 @@
 The score of a law that is invariant under rigid motions has this form, for its log-density is a function of such
 invariants. `PairForces` lets one network give all `w` from all invariants, which is cheap because the atoms of one
 molecule have names and need no permutation symmetry. Distances do not distinguish mirror images; volumes do, where
-they are given. `Folded` shows a network one hand only. `Split` is two networks, one below and one above a noise level.
-`EGNN` is the graph network of the paper (Satorras et al. 2021, Hoogeboom et al. 2022), which is given distances only.
+they are given. `Fragments` adds networks of parts of the molecule, `Folded` shows a network one hand only, and `Split`
+is two networks, one below and one above a noise level. `EGNN` is the graph network of the paper (Satorras et al. 2021,
+Hoogeboom et al. 2022), which is given distances only.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-__all__ = ["BOND", "EGNN", "Folded", "PairForces", "Split", "volumes"]
+__all__ = ["BOND", "EGNN", "Folded", "Fragments", "PairForces", "Split", "volumes"]
 
 BOND = 0.12  # nm
 
@@ -138,6 +140,33 @@ def _differences(pairs: Tensor, n_atoms: int) -> Tensor:
     """The matrix (atoms, pairs) that takes the coordinates of atoms to the first less the second of each pair."""
     one = torch.eye(n_atoms)
     return (one[pairs[:, 0]] - one[pairs[:, 1]]).T.contiguous()
+
+
+class Fragments(nn.Module):
+    """A network of the whole molecule, and small ones of its fragments that are added to it.
+
+    Where the hydrogens of a methyl group are depends on the atoms around it, and it is the same question in every
+    residue. `parts` are networks of so many atoms, and `atoms` (groups, atoms), one for each of them, says where their
+    fragments are: fragments of one kind share a network, which sees all of them in every molecule.
+    """
+
+    def __init__(self, whole: nn.Module, parts: Sequence[nn.Module], atoms: Sequence[Tensor]):
+        super().__init__()
+        self.whole, self.parts = whole, nn.ModuleList(parts)
+        for k, of in enumerate(atoms):
+            self.register_buffer(f"atoms_{k}", of, persistent=False)
+
+    def places(self, k: int) -> Tensor:
+        """The atoms of the fragments of part k, (groups, atoms)."""
+        return getattr(self, f"atoms_{k}")
+
+    def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
+        out = self.whole(y, c_noise)
+        for k, part in enumerate(self.parts):
+            at = self.places(k)
+            forces = part(y[:, at].flatten(0, 1), c_noise.repeat_interleave(len(at)))
+            out = out.index_add(1, at.flatten(), forces.reshape(len(y), -1, 3))
+        return out
 
 
 class Folded(nn.Module):

@@ -16,8 +16,8 @@ from checks import refuted
 from crepe_diffusion import InputError
 from studies.molecules import hands, model
 from studies.molecules.data import read_trajectories
-from studies.molecules.geometry import bonds, wide_centres
-from studies.molecules.network import EGNN, Folded, PairForces, Split, volumes
+from studies.molecules.geometry import bonds, fragments, methyls, wide_centres
+from studies.molecules.network import EGNN, Folded, Fragments, PairForces, Split, volumes
 from studies.molecules.peptides import peptide
 from studies.shared.training import Settings, load_weights, save_weights
 
@@ -105,6 +105,55 @@ def test_a_folded_network_knows_all_turns_of_a_methyl_group():
     before = Folded(inner, alpha, group)
     assert worst(before, (1, 3, 2)) < 1e-10
     assert worst(before, (2, 3, 1)) > 1e-3
+
+
+def test_fragments_of_one_kind_share_a_network():
+    """Each fragment adds what its network says of its atoms alone."""
+    whole, small = networks()[2], PairForces(3, 0.2, n_layers=2, width=8).double()
+    for p in small.parameters():
+        p.data += 0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())).double()
+    atoms = torch.tensor([[0, 2, 4], [5, 4, 1]])
+    both = Fragments(whole, [small], [atoms])
+    check_symmetric(both, mirrored=False)
+    y, c = torch.randn(4, N, 3, generator=torch.Generator().manual_seed(3)).double(), torch.linspace(-1, 1, 4).double()
+    added = torch.zeros_like(y)
+    for group in atoms:
+        added[:, group] += small(y[:, group], c)
+    torch.testing.assert_close(both(y, c) - whole(y, c), added, atol=1e-12, rtol=0)
+    assert added[:, 3].abs().max() == 0 < added[:, 4].abs().min()
+
+
+def test_fragments_are_methyl_groups_and_what_is_around():
+    """Of a tetrapeptide: three side chains of one kind, and two ends of other kinds."""
+    pairs = bonds(peptide("tetrapeptide"))
+    found = fragments(pairs)
+    assert sorted(atoms.shape for atoms in found) == [(1, 9), (1, 9), (3, 12)]
+    groups = np.concatenate([atoms[:, :4] for atoms in found])
+    assert sorted(map(tuple, groups.tolist())) == sorted(map(tuple, methyls(pairs).tolist()))
+    assert all(len(set(group)) == len(group) for atoms in found for group in atoms.tolist())
+
+
+def test_fragments_can_join_a_network_that_was_trained_without(tmp_path):
+    """They begin with no force, so the model stays what it was; a step moves both."""
+    x = torch.randn(64, 7, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    plain = {"kind": "pairs", "n_layers": 2, "width": 8} | {
+        "fold": {"alphas": [[4, 0, 5, 6]], "methyls": [[0, 1, 2, 3]]}
+    }
+    more = plain | {"fragments": [[[0, 1, 2, 3, 4, 5, 6]]]}
+    list(model.train_model((x, x), tmp_path / "a", "m", plain, Settings(n_steps=20, batch=8)))
+    start, y, sigma = tmp_path / "a" / "m.safetensors", torch.from_numpy(x), torch.full((64,), 0.7)
+    before = model.load_model(start).predict(y, sigma)
+    for rate, moved in ((0.0, False), (1e-2, True)):
+        folder = tmp_path / f"b{rate}"
+        list(
+            model.train_model(
+                (x, x), folder, "m", more, Settings(n_steps=3, batch=8, rate=rate, warm_up=1), start=start
+            )
+        )
+        after = model.load_model(folder / "m.safetensors")
+        assert torch.allclose(after.predict(y, sigma), before, atol=1e-6) != moved
+        parts = {name: v for name, v in after.function.state_dict().items() if name.endswith("parts.0.last.weight")}
+        assert [bool(v.abs().max() > 0) for v in parts.values()] == [moved]
 
 
 def test_only_volumes_tell_mirror_images_apart():
