@@ -26,7 +26,7 @@ from studies.shared.results import Results
 __all__ = ["OPERATORS", "observation", "restore"]
 
 OPERATORS: dict[str, Callable[[int], Tensor]] = {"inpainting": half, "deblurring": blurred}
-METHODS: dict[str, Method] = {"plain guidance": plain, "RNE-SMC": smc(cd.PathWork()), "CREPE": piloted(32)}
+METHODS: dict[str, Method] = {"plain guidance": plain, "RNE-SMC": smc(cd.PathWork()), "CREPE": piloted(16)}
 NOISE = 0.3
 CLASSES = {"mnist": (2, 5), "fashion": (7, 9)}
 
@@ -47,7 +47,7 @@ def observation(painter: Painter, label: int, what: str) -> tuple[cd.Target, Ten
 
 
 def restore(
-    painter: Painter, results: Results, n_steps: int = 48, n_walks: int = 256, n: int = 8, seed: int = 0
+    painter: Painter, results: Results, n_steps: int = 48, n_walks: int = 32, n: int = 8, seed: int = 0
 ) -> Iterator[str]:
     """Two images, both operators, all methods at equal rows; yields the name of each result.
 
