@@ -24,6 +24,8 @@ from torch.nn.functional import silu
 __all__ = ["BOND", "EGNN", "Folded", "Fragments", "PairForces", "Split", "volumes"]
 
 BOND = 0.12  # nm
+LIMIT = 10.0
+"""Answers have a root mean square of about 1. Where two atoms meet, as they never do in data, they may be anything."""
 
 
 class NoiseWaves(nn.Module):
@@ -198,6 +200,7 @@ class Folded(nn.Module):
         y = y * mirror
         order = self._names(y)[:, :, None].expand_as(y)
         answer = self.inner(y.gather(1, order), c_noise)
+        answer = answer * (LIMIT / answer.square().mean((1, 2), keepdim=True).clamp(min=LIMIT**2).sqrt())
         return torch.empty_like(answer).scatter_(1, order, answer) * mirror
 
     def _names(self, y: Tensor) -> Tensor:

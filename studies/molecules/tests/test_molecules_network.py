@@ -17,7 +17,7 @@ from crepe_diffusion import InputError
 from studies.molecules import hands, model
 from studies.molecules.data import read_trajectories
 from studies.molecules.geometry import bonds, fragments, methyls, wide_centres
-from studies.molecules.network import EGNN, Folded, Fragments, PairForces, Split, volumes
+from studies.molecules.network import EGNN, LIMIT, Folded, Fragments, PairForces, Split, volumes
 from studies.molecules.peptides import peptide
 from studies.shared.training import Settings, load_weights, save_weights
 
@@ -105,6 +105,24 @@ def test_a_folded_network_knows_all_turns_of_a_methyl_group():
     before = Folded(inner, alpha, group)
     assert worst(before, (1, 3, 2)) < 1e-10
     assert worst(before, (2, 3, 1)) > 1e-3
+
+
+def test_answers_are_bounded_where_atoms_meet():
+    """Any other answer is left as it is, to the bit."""
+
+    class Fixed(torch.nn.Module):
+        def forward(self, y: torch.Tensor, c_noise: torch.Tensor) -> torch.Tensor:
+            return answer
+
+    answer = torch.randn(8, N, 3, generator=torch.Generator().manual_seed(0))
+    y = torch.randn(8, N, 3, generator=torch.Generator().manual_seed(1))
+    y[:, 1:4] = torch.eye(3) + y[:, :1]  # one hand, and one sense of the names
+    y[:, 5] = y[:, 4] + torch.linalg.cross(y[:, 2] - y[:, 4], y[:, 3] - y[:, 4])
+    folded = Folded(Fixed(), torch.tensor([[0, 1, 2, 3]]), torch.tensor([[4, 2, 3, 5]]))
+    assert torch.equal(folded(y, torch.zeros(8)), answer)
+    answer = 1e6 * answer
+    size = folded(y, torch.zeros(8)).square().mean((1, 2)).sqrt()
+    assert (size / LIMIT - 1).abs().max() < 1e-5
 
 
 def test_fragments_of_one_kind_share_a_network():
