@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("low", type=Path)
     sub.add_argument("high", type=Path)
     sub.add_argument("--out", type=Path, required=True, metavar="FILE")
+    sub.add_argument("--half", action="store_true", help="keep matrices in 16 bits: half the file")
     sub.set_defaults(command=_join)
 
     sub = commands.add_parser("temper", parents=[shared], help="sample cold by every method; goes on where it was left")
@@ -250,7 +251,7 @@ def _train(given: argparse.Namespace) -> int:
 def _join(given: argparse.Namespace) -> int:
     from studies.molecules import model
 
-    model.join(given.low, given.high, given.out)
+    model.join(given.low, given.high, given.out, half=given.half)
     print(given.out)
     return 0
 

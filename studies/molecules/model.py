@@ -17,7 +17,7 @@ from crepe_diffusion import InputError
 from crepe_diffusion.models import EDM, Denoiser
 from crepe_diffusion.processes import Gaussian
 from studies.molecules.network import EGNN, Folded, Fragments, PairForces, Split
-from studies.shared.training import Settings, load_weights, loss, save_weights, train
+from studies.shared.training import Settings, load_weights, loss, save_tensors, save_weights, train
 
 __all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load_model", "train_model"]
 
@@ -65,8 +65,11 @@ def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, *centres: Te
     raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
 
 
-def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
-    """One model from two that were trained on low and on high noise; `load_model` reads it."""
+def join(low: Path, high: Path, out: Path, split: float = SPLIT, half: bool = False) -> None:
+    """One model from two that were trained on low and on high noise; `load_model` reads it.
+
+    With `half`, matrices are kept in 16 bits, which halves the file; scales of distances, which need more, are not.
+    """
     (low_weights, low_about), (high_weights, high_about) = load_weights(low), load_weights(high)
     for key in ("n_atoms", "sigma_data"):
         if low_about[key] != high_about[key]:
@@ -85,7 +88,9 @@ def join(low: Path, high: Path, out: Path, split: float = SPLIT) -> None:
     for part, tensors in (("low", low_weights), ("high", high_weights)):
         weights |= {f"network.{part}.{name.removeprefix('network.')}": v for name, v in tensors.items()}
     model.load_state_dict(weights)
-    save_weights(out, model, about)
+    if half:
+        weights = {name: v.half() if v.ndim == 2 and v.is_floating_point() else v for name, v in weights.items()}
+    save_tensors(out, weights, about)
 
 
 def train_model(

@@ -385,6 +385,21 @@ def test_a_joined_model_is_its_parts(tmp_path, parts):
         refuted(check_joined, one, *loaded, 0.05)
 
 
+def test_a_joined_model_may_be_kept_in_half_the_bits(tmp_path):
+    """Predictions change by the rounding of its matrices, and by nothing more."""
+    low, high = (saved(tmp_path / f"{k}.safetensors", k, network) for k, network in enumerate(FOLDED, 1))
+    for half in (False, True):
+        model.join(low, high, tmp_path / f"{half}.safetensors", 0.05, half)
+    whole, less = (model.load_model(tmp_path / f"{half}.safetensors") for half in (False, True))
+    y, sigma = torch.randn(6, N, 3, generator=torch.Generator().manual_seed(0)), torch.full((6,), 0.5)
+    a, b = (m.predict(y, sigma) for m in (whole, less))
+    assert 0 < (a - b).abs().max() < 2e-3 * a.abs().max()
+    sizes = [(tmp_path / f"{half}.safetensors").stat().st_size for half in (False, True)]
+    assert sizes[1] < 0.75 * sizes[0]
+    weights = load_weights(tmp_path / "True.safetensors")[0]
+    assert {v.dtype for name, v in weights.items() if name.endswith(("mean", "std"))} == {torch.float32}
+
+
 def test_a_folded_network_can_begin_from_a_bare_one(tmp_path):
     """With a rate of nothing it stays what it began as."""
     bare = saved(tmp_path / "bare.safetensors", 1, PARTS[0])
