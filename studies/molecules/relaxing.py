@@ -3,9 +3,9 @@
     x ~ a sampler,      then Langevin dynamics at T, which leave exp(-U / kT) as it is
 
 A model makes small errors that energies show at once: atoms that are too close, angles that are too wide. The energy of
-a molecule is known, and dynamics mend what is fast within picoseconds. What is slow, the torsions of the backbone, they
-hardly change in so short a time, so shares of basins stay those of the sampler. Every method is given the same, and
-how far energies and basins have moved is kept beside the draws.
+a molecule is known, and dynamics mend what is fast within picoseconds. Shares of basins move too, faster where it is
+hot: how far energies and basins have gone is kept beside the draws, so that one can see what was the sampler's doing
+and what that of the dynamics. Every method is given the same.
 """
 
 from __future__ import annotations
