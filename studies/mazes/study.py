@@ -117,13 +117,13 @@ def run_job(job: Job, results: Results, threads: int = 1) -> dict[str, Any]:
     def verdict(x: Tensor) -> Verdict:
         return judge(maze, maze.unnormalise(x), start, goal)
 
-    began = time.perf_counter()
+    began = time.process_time()
     found = (_smc if job.method == "smc" else _crepe)(job, target, n, verdict)
     plans = maze.unnormalise(found.pop("plans"))
     record = {
         "settings": asdict(job),
         "n_segments": n,
-        "seconds": time.perf_counter() - began,
+        "seconds": time.process_time() - began,
         **found,
         "driven": _drive_all(maze, plans[-10:].flatten(0, 1), start, goal),
     }
