@@ -152,7 +152,8 @@ def _begin(model: EDM, start: Path) -> dict[str, str]:
         weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
     if any(".whole." in name for name in model.state_dict()) and not any(".whole." in name for name in weights):
         # Fragments join a network that was trained without them; they begin with no force.
-        weights = {name.replace("network.inner.", "network.inner.whole."): v for name, v in weights.items()}
+        inner = "network.inner." if isinstance(model.network, Folded) else "network."
+        weights = {name.replace(inner, f"{inner}whole."): v for name, v in weights.items()}
         weights = {name: v for name, v in model.state_dict().items() if ".parts." in name} | weights
     model.load_state_dict(weights)
     if "last" not in about:  # the average of a training that was stopped

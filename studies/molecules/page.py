@@ -30,11 +30,13 @@ def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str
     methods = {name: measured(runs / name) for name in PEPTIDES}
     tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
     tables |= {f"{name} populations": population_table(found) for name, found in methods.items() if found}
-    for name, found in ((name, measured(runs / f"{name}-relaxed")) for name in PEPTIDES):
+    for name in PEPTIDES:
+        folder = runs / f"{name}-relaxed"
+        found, along = measured(folder), Results(folder).get("relaxation")
+        tables |= {f"{name} relaxation": along["table"]} if along else {}
         if found:
             tables |= {f"{name} relaxed": table(found, PEPTIDES[name])}
             tables |= {f"{name} relaxed populations": population_table(found)}
-            tables |= {f"{name} relaxation": Results(runs / f"{name}-relaxed")["relaxation"]["table"]}
     for kind in ("ratio", "anisotropy", "torsions", "hands", "descents"):
         kept = {name: Results(runs / name).get(kind) for name in PEPTIDES}
         tables |= {f"{name} {kind}": found["table"] for name, found in kept.items() if found}
