@@ -8,9 +8,13 @@ import time
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crepe_diffusion import InputError
 from studies.shared.results import Results
+
+if TYPE_CHECKING:
+    from studies.molecules.peptides import Peptide
 
 DATA = Path("data/molecules")
 RUNS = Path("runs/molecules")
@@ -303,6 +307,12 @@ def _ratio(given: argparse.Namespace) -> int:
     return 0
 
 
+def _of_one_residue(chosen: Peptide) -> Peptide:
+    if chosen.n_residues != 1:
+        raise InputError(f"basins are those of the dipeptide, which has one residue; the {chosen.name} has more")
+    return chosen
+
+
 def _anisotropy(given: argparse.Namespace) -> int:
     from dataclasses import asdict
 
@@ -311,7 +321,7 @@ def _anisotropy(given: argparse.Namespace) -> int:
     from studies.molecules import anisotropy, data, model
     from studies.molecules.tempering import ENDS
 
-    chosen, found = given.peptide, {}
+    chosen, found = _of_one_residue(given.peptide), {}
     trained = model.load_model(given.weights or chosen.name)
     cold = np.concatenate(data.read_trajectories(given.data, chosen, chosen.cold, given.equilibration))
     for n_steps in given.steps:
@@ -333,9 +343,7 @@ def _torsions(given: argparse.Namespace) -> int:
     from studies.molecules.report import N_LONG
     from studies.molecules.tempering import METHODS, UNTEMPERED, kept_draws
 
-    chosen, folder = given.peptide, given.out or RUNS / given.peptide.name
-    if chosen.n_residues != 1:
-        raise InputError(f"torsions are those of the dipeptide, which has one residue; the {chosen.name} has more")
+    chosen, folder = _of_one_residue(given.peptide), given.out or RUNS / given.peptide.name
     frames = [
         np.concatenate(data.read_trajectories(given.data, chosen, t, given.equilibration))
         for t in (chosen.hot, chosen.cold)

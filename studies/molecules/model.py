@@ -55,11 +55,12 @@ def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, *centres: Te
         return EGNN(n_atoms, **sizes)
     if network["kind"] == "pairs":
         options = {"rank": network.get("rank"), "squares": network.get("squares", True)}
-        pairs: nn.Module = PairForces(n_atoms, sigma_data, centres=centres[0] if centres else None, **options, **sizes)
+        whole = PairForces(n_atoms, sigma_data, centres=centres[0] if centres else None, **options, **sizes)
+        pairs: nn.Module = whole
         if "fragments" in network:
             places = [torch.tensor(atoms) for atoms in network["fragments"]]
             small = [PairForces(at.shape[1], sigma_data, n_layers=3, width=192, centres=AROUND) for at in places]
-            pairs = Fragments(pairs, small, places)
+            pairs = Fragments(whole, small, places)
         fold = {name: torch.tensor(rows) for name, rows in network.get("fold", {}).items()}
         return Folded(pairs, **fold) if fold else pairs
     raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
@@ -120,11 +121,9 @@ def train_model(
     for part in model.modules():
         if isinstance(part, PairForces):
             part.coarse = coarse
-            if len(part.ends) == training.shape[1]:
-                part.fit(training)
-        if isinstance(part, Fragments):
-            for k, small in enumerate(part.parts):
-                small.fit(training[:, part.places(k)].flatten(0, 1))  # type: ignore[operator]
+    bare = model.network.inner if isinstance(model.network, Folded) else model.network
+    if isinstance(bare, (PairForces, Fragments)):
+        bare.fit(training)
     before = {} if start is None else _begin(model, start)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:

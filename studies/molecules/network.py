@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-__all__ = ["BOND", "EGNN", "Folded", "Fragments", "PairForces", "Split", "volumes"]
+__all__ = ["BOND", "EGNN", "LIMIT", "Folded", "Fragments", "PairForces", "Split", "volumes"]
 
 BOND = 0.12  # nm
 LIMIT = 10.0
@@ -152,11 +152,17 @@ class Fragments(nn.Module):
     fragments are: fragments of one kind share a network, which sees all of them in every molecule.
     """
 
-    def __init__(self, whole: nn.Module, parts: Sequence[nn.Module], atoms: Sequence[Tensor]):
+    def __init__(self, whole: PairForces, parts: Sequence[PairForces], atoms: Sequence[Tensor]):
         super().__init__()
         self.whole, self.parts = whole, nn.ModuleList(parts)
         for k, of in enumerate(atoms):
             self.register_buffer(f"atoms_{k}", of, persistent=False)
+
+    def fit(self, x: Tensor) -> None:
+        """Take the scales of all distances from data (rows, atoms, 3)."""
+        self.whole.fit(x)
+        for k, part in enumerate(self.parts):
+            part.fit(x[:, self.places(k)].flatten(0, 1))  # type: ignore[operator]
 
     def places(self, k: int) -> Tensor:
         """The atoms of the fragments of part k, (groups, atoms)."""
