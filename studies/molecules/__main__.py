@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--unfolded", action="store_true", help="show the network whichever hand there is")
     sub.add_argument("--rotors", action="store_true", help="show it one of the three turns of each methyl group")
     sub.add_argument("--fragments", action="store_true", help="add small networks of methyl groups and what is around")
+    sub.add_argument("--windows", action="store_true", help="add one network for all residues with what is around them")
     sub.add_argument("--start", type=Path, metavar="FILE", help="weights to begin from")
     sub.add_argument("--bfloat16", action="store_true", help="multiply in bfloat16: faster where the processor can")
     sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
@@ -218,7 +219,7 @@ def _train(given: argparse.Namespace) -> int:
     import torch
 
     from studies.molecules import data, model
-    from studies.molecules.geometry import alphas, anchors, bonds, fragments, methyls, stereocentres, wide_centres
+    from studies.molecules.geometry import alphas, anchors, bonds, methyls, stereocentres, wide_centres
 
     torch.set_num_threads(given.threads)
     chosen = given.peptide
@@ -240,8 +241,7 @@ def _train(given: argparse.Namespace) -> int:
     centres, groups = (stereocentres(pairs), None) if handed else (None, methyls(pairs))
     if network.get("volumes") == "wide":
         centres = np.concatenate([stereocentres(pairs), wide_centres(pairs)])
-    if given.fragments:
-        network = network | {"fragments": [atoms.tolist() for atoms in fragments(pairs)]}
+    network = network | model.parts(pairs, given.fragments, given.windows)
     if handed and not given.unfolded:
         fold = {"alphas": alphas(pairs).tolist(), "methyls": methyls(pairs).tolist()}
         network = network | {"fold": fold | ({"anchors": anchors(pairs).tolist()} if given.rotors else {})}

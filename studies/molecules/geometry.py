@@ -27,6 +27,7 @@ __all__ = [
     "same_hand",
     "stereocentres",
     "wide_centres",
+    "windows",
 ]
 
 
@@ -124,6 +125,32 @@ def wide_centres(pairs: np.ndarray) -> np.ndarray:
         for three in combinations(groups, 3):
             out += [(centre, *atoms) for atoms in product(*three)]
     return np.array(out)
+
+
+def windows(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Residues, (residues, atoms): alpha carbons with all atoms up to three bonds away; and the volumes of each.
+
+    These are both torsions of a residue with the peptide planes that they turn. Volumes (centres, 4) count within a
+    window: its stereocentres, `wide_centres`, and those of two bonds in a row and a third, whose sign is that of phi or
+    psi.
+    """
+    around, out = _neighbours(pairs), []
+    for centre in alphas(pairs)[:, 0].tolist():
+        atoms = [centre]
+        for _ in range(3):
+            atoms += [n for atom in atoms for n in around[atom] if n not in atoms]
+        out.append(atoms)
+    first, centre = out[0], out[0][0]
+    rows = np.concatenate([stereocentres(pairs), wide_centres(pairs)]).tolist()
+    rows += [
+        (centre, near, beyond, other)
+        for near in around[centre]
+        for beyond in around[near]
+        for other in around[centre]
+        if beyond != centre and other != near
+    ]
+    inside = [[first.index(atom) for atom in row] for row in rows if {*row} <= {*first}]
+    return np.array(out), np.array(inside)
 
 
 def _neighbours(pairs: np.ndarray) -> dict[int, list[int]]:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from crepe_diffusion import InputError
 from crepe_diffusion.models import EDM, Denoiser
 from crepe_diffusion.processes import Gaussian
+from studies.molecules.geometry import fragments, windows
 from studies.molecules.network import EGNN, Folded, Fragments, PairForces, Split
 from studies.shared.training import Settings, load_weights, loss, save_tensors, save_weights, train
 
-__all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load_model", "train_model"]
+__all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load_model", "parts", "train_model"]
 
 NETWORKS: dict[str, dict[str, Any]] = {
     "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
@@ -57,13 +58,29 @@ def _bare(network: dict[str, Any], n_atoms: int, sigma_data: float, *centres: Te
         options = {"rank": network.get("rank"), "squares": network.get("squares", True)}
         whole = PairForces(n_atoms, sigma_data, centres=centres[0] if centres else None, **options, **sizes)
         pairs: nn.Module = whole
-        if "fragments" in network:
-            places = [torch.tensor(atoms) for atoms in network["fragments"]]
-            small = [PairForces(at.shape[1], sigma_data, n_layers=3, width=192, centres=AROUND) for at in places]
-            pairs = Fragments(whole, small, places)
+        small = [(torch.tensor(atoms), AROUND, 192) for atoms in network.get("fragments", [])]
+        if "windows" in network:
+            small.append((torch.tensor(network["windows"]), torch.tensor(network["window volumes"]), 256))
+        if small:
+            of_parts = [PairForces(at.shape[1], sigma_data, 3, width, centres=of) for at, of, width in small]
+            pairs = Fragments(whole, of_parts, [at for at, _, _ in small])
         fold = {name: torch.tensor(rows) for name, rows in network.get("fold", {}).items()}
         return Folded(pairs, **fold) if fold else pairs
     raise InputError(f'the kind of a network must be "pairs", "egnn" or "split", got {network["kind"]!r}')
+
+
+def parts(pairs: np.ndarray, methyls: bool, residues: bool) -> dict[str, Any]:
+    """What describes networks of fragments, by bonds: of methyl groups, and of residues.
+
+    A methyl group that is inside of a residue needs no network of its own beside that of residues.
+    """
+    rows, centres = windows(pairs)
+    kinds = [atoms.tolist() for atoms in fragments(pairs)] if methyls else []
+    if not residues:
+        return {"fragments": kinds} if kinds else {}
+    inside = [{*row} for row in rows.tolist()]
+    kinds = [of for of in kinds if not any({*of[0]} <= row for row in inside)]
+    return {"fragments": kinds, "windows": rows.tolist(), "window volumes": centres.tolist()}
 
 
 def join(low: Path, high: Path, out: Path, split: float = SPLIT, half: bool = False) -> None:

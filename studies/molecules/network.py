@@ -14,7 +14,7 @@ Hoogeboom et al. 2022), which is given distances only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import torch
@@ -96,10 +96,15 @@ class PairForces(nn.Module):
         nn.init.zeros_(self.last.bias)
 
     def fit(self, x: Tensor) -> None:
-        """Take the scales of the distances from data (rows, atoms, 3)."""
-        d = (x[:, self.pairs[:, 0]] - x[:, self.pairs[:, 1]]).norm(dim=-1)
-        self.mean.copy_(d.mean(0))
-        self.std.copy_(d.std(0))
+        """Take the scales of the distances from data (rows, atoms, 3), a piece at a time: pairs outnumber atoms."""
+
+        def total(of: Callable[[Tensor], Tensor]) -> Tensor:
+            pieces = ((y[:, self.pairs[:, 0]] - y[:, self.pairs[:, 1]]).norm(dim=-1) for y in x.split(4096))
+            return sum((of(d.double()).sum(0) for d in pieces), torch.zeros(len(self.pairs), dtype=torch.float64))
+
+        mean = total(lambda d: d) / len(x)
+        self.mean.copy_(mean)
+        self.std.copy_((total(lambda d: (d - mean) ** 2) / (len(x) - 1)).sqrt())
 
     def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
         sigma = (4 * c_noise).exp()[:, None]

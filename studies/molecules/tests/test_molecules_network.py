@@ -16,7 +16,7 @@ from checks import refuted
 from crepe_diffusion import InputError
 from studies.molecules import hands, model
 from studies.molecules.data import read_trajectories
-from studies.molecules.geometry import bonds, fragments, methyls, wide_centres
+from studies.molecules.geometry import bonds, fragments, methyls, wide_centres, windows
 from studies.molecules.network import EGNN, LIMIT, Folded, Fragments, PairForces, Split, volumes
 from studies.molecules.peptides import peptide
 from studies.shared.training import Settings, load_weights, save_weights
@@ -149,6 +149,56 @@ def test_fragments_are_methyl_groups_and_what_is_around():
     groups = np.concatenate([atoms[:, :4] for atoms in found])
     assert sorted(map(tuple, groups.tolist())) == sorted(map(tuple, methyls(pairs).tolist()))
     assert all(len(set(group)) == len(group) for atoms in found for group in atoms.tolist())
+
+
+def check_windows_alike(chosen, rows, centres):
+    """One network serves all residues, so atoms and volumes must mean the same in each; one has the sign of -phi."""
+    pairs = bonds(chosen)
+    degrees = [[int((pairs == atom).sum()) for atom in row] for row in rows]
+    assert all(of == degrees[0] for of in degrees)
+    (at,) = np.flatnonzero((centres == [0, 1, 5, 3]).all(1))  # CA with N, C of the residue before, C
+    for phi in (-150.0, -60.0, 60.0, 150.0):
+        x = torch.from_numpy(chosen.build(phi, -40.0)[1])[None]
+        found = [float(volumes(x[:, row], torch.from_numpy(centres))[0, at]) for row in rows]
+        assert np.allclose(found, found[0], rtol=0.05)
+        assert np.sign(found[0]) == -np.sign(phi)
+
+
+def test_windows_are_residues_alike():
+    chosen = peptide("tetrapeptide")
+    rows, centres = windows(bonds(chosen))
+    assert rows.shape == (3, 16)
+    names = [{chosen.atoms[atom] for atom in row} for row in rows]
+    assert names[1] >= {name for name in chosen.atoms if name.startswith("ALA2:")} | {"ALA1:CA", "ALA3:CA"}
+    check_windows_alike(chosen, rows, centres)
+    swapped = rows.copy()
+    swapped[1, [1, 3]] = swapped[1, [3, 1]]  # N and C, with as many neighbours
+    refuted(check_windows_alike, chosen, swapped, centres)
+
+
+def test_a_methyl_group_has_one_network():
+    """Beside a network of residues, those of side chains are left out, and the ends of the chain keep theirs."""
+    pairs = bonds(peptide("tetrapeptide"))
+    assert model.parts(pairs, methyls=False, residues=False) == {}
+    assert [len(of) for of in model.parts(pairs, methyls=True, residues=False)["fragments"]] == [1, 3, 1]
+    both = model.parts(pairs, methyls=True, residues=True)
+    carbons = [of[0][0] for of in both["fragments"]] + [row[4] for row in both["windows"]]
+    assert sorted(carbons) == sorted(methyls(pairs)[:, 0].tolist())
+    network = {"kind": "pairs", "n_layers": 2, "width": 8} | both
+    built = model.build(network, len(peptide("tetrapeptide").atoms), 0.2)
+    assert [part.pairs.shape[0] for part in built.network.parts] == [36, 36, 120]
+
+
+def test_scales_of_distances_are_those_of_all_rows():
+    """They are taken a piece at a time; a bond that hardly moves keeps its spread."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9000, 4, 3, generator=generator)
+    x[:, 1] = x[:, 0] + torch.tensor([0.1, 0.0, 0.0]) * (1 + 1e-4 * torch.randn(9000, 1, generator=generator))
+    network = PairForces(4, 0.2, n_layers=2, width=8)
+    network.fit(x)
+    d = (x[:, network.pairs[:, 0]].double() - x[:, network.pairs[:, 1]].double()).norm(dim=-1)
+    torch.testing.assert_close(network.mean.double(), d.mean(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(network.std.double(), d.std(0), rtol=2e-3, atol=0)
 
 
 def test_fragments_can_join_a_network_that_was_trained_without(tmp_path):
