@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     sub.add_argument("--rows", type=int, default=60_000, help="network rows per method and pair")
     sub.add_argument("--other", type=int, default=5, help="pairs of cells besides the five tasks")
     sub.add_argument(
-        "--only", default="", choices=["credit", "short", "routes", "agents"], help="one table (default: all)"
+        "--only", default="", choices=["credit", "short", "blind", "routes", "agents"], help="one table (default: all)"
     )
     sub = command("changes", run_changes, "random way-points, goals and starts off the present route")
     sub.add_argument("--number", type=int, default=20)

@@ -25,9 +25,11 @@ from studies.shared.pages import markdown
 from studies.shared.results import Results
 
 __all__ = [
+    "BLIND",
     "METHODS",
     "MOVES",
     "Case",
+    "case_target",
     "cases",
     "other_pairs",
     "possible_ways",
@@ -133,12 +135,23 @@ MOVES: dict[str, Callable[[cd.Target, Style, int], Plans]] = {
 }
 """What finds other routes: new pools, more plans per pool, or moves of a chain at one range of levels or at many."""
 
+BLIND: dict[str, Callable[[cd.Target, Style, int], Plans]] = {
+    **{name: MOVES[name] for name in MOVES if "64" in name},
+    "replica exchange, few pools": partial(
+        exchange, restitching=True, explorer=replace(Style(n_plans=1024).explorer(), chance=0.002)
+    ),
+}
+"""For a reward without gradient: many particles, or a chain that spends nearly all of its rows on swaps."""
+TABLES = {"routes": MOVES, "blind": BLIND}
+"""The methods of the tables that have their own."""
+
 
 @dataclass(frozen=True)
 class Case:
     """One method on one pair of cells, with a budget of network rows, for one `table` of the page.
 
     `longest` bounds the length of a plan, in lengths of the shortest way between the middles of cells; 0 is no bound.
+    The proposal does not follow the gradient of that bound if it is `blind`.
     """
 
     method: str
@@ -148,6 +161,7 @@ class Case:
     weights: str = "giant"
     seed: int = 0
     longest: float = 0.0
+    blind: bool = False
     slack: float = 1.25
     table: str = "credit"
     style: Style = field(default_factory=lambda: Style(n_levels=61))
@@ -170,21 +184,28 @@ def other_pairs(maze: Maze, n: int, seed: int = 1) -> list[tuple[Cell, Cell]]:
 
 def cases(maze: Maze, n_other: int, rows: int, weights: str, seed: int = 0) -> dict[str, list[Case]]:
     """The cases of each table. `credit`: all methods on all pairs. `short`: those with pools on the tasks, with a bound
-    on the length of the whole plan and two numbers of plans that are drawn from a pool. `routes`: what finds other
-    routes, on the tasks that have three or more.
+    on the length of the whole plan and two numbers of plans that are drawn from a pool. `blind`: the same bound
+    without its gradient, five times the rows, and larger batches. `routes`: what finds other routes, on the tasks that
+    have three or more.
     """
     pairs = [*maze.tasks, *other_pairs(maze, n_other)]
     everything = [Case(m, *pair, rows=rows, weights=weights, seed=seed) for pair in pairs for m in METHODS]
     pooled = [case for case in everything if "pool" in case.method or "with restitching" in case.method]
     tied = [replace(c, table="short", longest=LONGEST) for c in pooled if (c.start, c.goal) in maze.tasks]
     tied = [replace(c, style=replace(c.style, n_plans=n)) for c in tied for n in (c.style.n_plans, 1024)]
+    many = Style(n_levels=61, n_plans=1024)
+    blind = [
+        Case(m, *task, 5 * rows, weights, seed, LONGEST, blind=True, table="blind", style=many)
+        for task in maze.tasks
+        for m in BLIND
+    ]
     moving = [
         Case(m, *task, rows=100_000, weights=weights, seed=seed, slack=1.6, table="routes")
         for task in maze.tasks
         if possible_ways(maze, task, segments_for(maze, task, slack=1.6)) > 2
         for m in MOVES
     ]
-    return {"credit": everything, "short": tied, "routes": moving}
+    return {"credit": everything, "short": tied, "blind": blind, "routes": moving}
 
 
 def routes(maze: Maze, plans: Tensor) -> list[frozenset[int]]:
@@ -232,6 +253,16 @@ def possible_ways(maze: Maze, task: tuple[Cell, Cell], n_segments: int) -> int:
     return total
 
 
+def case_target(case: Case, maze: Maze, model: cd.models.Denoiser, n: int, limit: float) -> cd.Target:
+    """Plans of n segments, at most as long as the limit."""
+    target = plan_target(maze, model, (case.start, case.goal), n, case.style)
+    if limit == np.inf:
+        return target
+    bound = length_term(maze, case.style, limit)
+    bound = replace(bound, guidance="none") if case.blind else bound
+    return replace(target, rewards=(*target.rewards, bound))
+
+
 def run_case(case: Case, results: Results) -> dict[str, Any]:
     """Success of every plan, and the different routes and ways of those that succeed, along the rows."""
     record = measured(results, case.result, asdict(case))
@@ -239,17 +270,14 @@ def run_case(case: Case, results: Results) -> dict[str, Any]:
         return record
     torch.set_num_threads(1)
     maze, model = load_maze_model(case.weights)
-    task = (case.start, case.goal)
-    start, goal = ends(maze, task)
-    n = segments_for(maze, task, slack=case.slack)
-    target = plan_target(maze, model, task, n, case.style)
-    limit = case.longest * maze.distance(*task) * maze.unit or np.inf
-    if case.longest:
-        target = replace(target, rewards=(*target.rewards, length_term(maze, case.style, limit)))
+    start, goal = ends(maze, (case.start, case.goal))
+    n = segments_for(maze, (case.start, case.goal), slack=case.slack)
+    limit = case.longest * maze.distance(case.start, case.goal) * maze.unit or np.inf
+    target = case_target(case, maze, model, n, limit)
     found: set[frozenset[int]] = set()
     ways: set[tuple[Cell, ...]] = set()
     log = []
-    for x, rows in (MOVES if case.table == "routes" else METHODS)[case.method](target, case.style, case.seed):
+    for x, rows in TABLES.get(case.table, METHODS)[case.method](target, case.style, case.seed):
         plans = maze.unnormalise(x)
         success = judge(maze, plans, start, goal).success & (path_length(plans) < limit + 1)
         found |= set(routes(maze, plans[success]))
@@ -258,7 +286,7 @@ def run_case(case: Case, results: Results) -> dict[str, Any]:
         log.append({**line, "routes": len(found), "ways": len(ways)})
         if rows >= case.rows:
             break
-    record = {"settings": asdict(case), "possible": possible_ways(maze, task, n), "log": log}
+    record = {"settings": asdict(case), "possible": possible_ways(maze, (case.start, case.goal), n), "log": log}
     results.save(case.result, record)
     return record
 
@@ -266,8 +294,9 @@ def run_case(case: Case, results: Results) -> dict[str, Any]:
 def table(records: list[dict[str, Any]], tasks: list[tuple[Cell, Cell]]) -> str:
     """One row per method: success on the tasks and on other pairs, rows to the first success, routes per 1e5 rows."""
     rows = []
+    methods = TABLES.get(records[0]["settings"]["table"], METHODS)
     kinds = sorted({r["settings"]["style"]["n_plans"] for r in records})
-    for method, n_plans in ((m, n) for m in METHODS for n in kinds):
+    for method, n_plans in ((m, n) for m in methods for n in kinds):
         mine = [r for r in records if (r["settings"]["method"], r["settings"]["style"]["n_plans"]) == (method, n_plans)]
         if not mine:
             continue

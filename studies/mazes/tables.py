@@ -59,12 +59,10 @@ def fill_page(results: Results, page: Path, weights: str, trainings: Path) -> Pa
             for r, x in zip(ours, plans, strict=True)
         ]
         pictures.side_by_side(maze, panels).savefig(figures / "plans.png", dpi=90)
-    names = results.names("credit-*")
-    if names:
-        tables["credit"] = credit.table([results[name] for name in names], list(maze.tasks))
-    names = results.names("short-*")
-    if names:
-        tables["short"] = credit.table([results[name] for name in names], list(maze.tasks))
+    for kind in ("credit", "short", "blind"):
+        names = results.names(f"{kind}-*")
+        if names:
+            tables[kind] = credit.table([results[name] for name in names], list(maze.tasks))
     names = results.names("routes-*")
     if names:
         tables["ways"] = credit.routes_table([results[name] for name in names])

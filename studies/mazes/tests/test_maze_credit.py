@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ import crepe_diffusion as cd
 from studies.mazes import changes, credit
 from studies.mazes.maze import Maze
 from studies.mazes.model import load_maze_model
-from studies.mazes.stitch import Style
+from studies.mazes.stitch import Style, path_length
 from studies.shared.results import Results
 
-MAZE, _ = load_maze_model("medium")
+MAZE, MODEL = load_maze_model("medium")
 SMALL = Style(n_levels=21, n_candidates=256, between=(0.03, 0.12))
 
 
@@ -87,3 +88,22 @@ def test_a_case_that_looks_for_routes_counts_ways(tmp_path: Path, method: str):
         so_far += line["success"]
         assert (line["ways"] > 0) == (so_far > 0)
         assert line["ways"] <= min(so_far, record["possible"])
+
+
+def test_a_blind_bound_chooses_plans_and_does_not_pull_them():
+    """Descents from the same pool are shorter where they follow the gradient of the bound; the law is the same."""
+    seen = credit.Case("", *MAZE.tasks[0], weights="medium", style=SMALL)
+    limit = 0.5 * MAZE.distance(*MAZE.tasks[0]) * MAZE.unit
+    targets = [credit.case_target(replace(seen, blind=blind), MAZE, MODEL, 5, limit) for blind in (False, True)]
+    assert targets[0].rewards[-1].function == targets[1].rewards[-1].function
+    drawn = [next(credit.particles(target, SMALL, 0, restitching=True, weighted=False))[0] for target in targets]
+    guided, blind = (float(path_length(MAZE.unnormalise(x)).mean()) for x in drawn)
+    assert guided < blind - 1
+
+
+@pytest.mark.parametrize("method", credit.BLIND)
+def test_a_blind_case_spends_its_rows(tmp_path: Path, method: str):
+    case = credit.Case(method, *MAZE.tasks[4], 3_000, "medium", longest=1.5, blind=True, table="blind", style=SMALL)
+    record = credit.run_case(case, Results(tmp_path))
+    assert record["log"][-1]["rows"] >= case.rows
+    assert credit.table([record], list(MAZE.tasks)).splitlines()[-1].startswith(f"| {method} ")
