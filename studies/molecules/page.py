@@ -12,7 +12,7 @@ import numpy as np
 from studies.molecules.convergence import BASINS
 from studies.molecules.peptides import PEPTIDES
 from studies.molecules.report import Measured, measured, population_table, table
-from studies.shared.pages import fill, markdown
+from studies.shared.pages import fill, markdown, merged
 from studies.shared.results import Results
 from studies.shared.training import load_weights
 
@@ -24,8 +24,8 @@ FIGURES = ("ramachandran", "tica", "energy")
 def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str, ...] = ()) -> list[str]:
     """Fill in what `runs/PEPTIDE`, `data/PEPTIDE` and the weights hold; the names of the tables that were filled.
 
-    A table for which nothing is kept stays as it is, and so does a figure. `only` these tables, and no figure, where
-    others are kept from longer runs.
+    A table for which nothing is kept stays as it is, and so does a figure; so do the rows of others in a table of
+    all peptides. `only` these tables, and no figure, where others are kept from longer runs.
     """
     methods = {name: measured(runs / name) for name in PEPTIDES}
     tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
@@ -41,7 +41,8 @@ def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str
         kept = {name: Results(runs / name).get(kind) for name in PEPTIDES}
         tables |= {f"{name} {kind}": found["table"] for name, found in kept.items() if found}
     others = {"exchange": exchanges(methods), "speed": speeds(data), "dynamics": checks(data)}
-    tables |= {name: text for name, text in {**others, "weights": weights(shipped, data)}.items() if text}
+    others |= {"weights": weights(shipped, data)}
+    tables |= {name: merged(page, name, text, list(PEPTIDES)) for name, text in others.items() if text}
     tables = {name: text for name, text in tables.items() if not only or name in only}
     fill(page, tables)
     for name in () if only else PEPTIDES:

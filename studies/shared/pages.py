@@ -15,7 +15,7 @@ from pathlib import Path
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run import publish
 
-__all__ = ["fill", "markdown"]
+__all__ = ["fill", "markdown", "merged"]
 
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
@@ -30,6 +30,22 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in [header, *rows]]
     return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def merged(page: str | Path, name: str, table: str, order: Sequence[str]) -> str:
+    """The table with those rows of the page that are about something else, which was measured another time.
+
+    What a row is about is its first word, one of `order`. A page with other columns has nothing to keep.
+    """
+    old = next((m["body"] for m in BLOCK.finditer(Path(page).read_text("utf-8")) if m["name"] == name), "").splitlines()
+    head, rule, *rows = table.splitlines()
+
+    def about(row: str) -> str:
+        return row.removeprefix("| ").split()[0].rstrip(",")
+
+    now = {about(row) for row in rows}
+    rows += [row for row in old[2:] if about(row) not in now] if old[:1] == [head] else []
+    return "\n".join([head, rule, *sorted(rows, key=lambda row: order.index(about(row)))])
 
 
 def fill(page: str | Path, tables: Mapping[str, str]) -> Path:

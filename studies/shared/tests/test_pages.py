@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import crepe_diffusion as cd
-from studies.shared.pages import fill, markdown
+from studies.shared.pages import fill, markdown, merged
 from studies.shared.results import Results
 
 PAGE = "Prose.\n<!-- table: a -->\nold\n<!-- end -->\nMore prose.\n<!-- table: b -->\nkept\n<!-- end -->\n"
@@ -36,3 +36,15 @@ def test_results_come_back_as_they_were_saved(tmp_path):
     assert results["one"] == {"value": [1, 2.5, "x"]}
     assert results.arrays("one")["x"].tolist() == [0.0, 1.0, 2.0]
     assert results.names("o*") == ["one"]
+
+
+def test_rows_of_what_was_not_measured_stay_in_their_order(tmp_path):
+    page = tmp_path / "page.md"
+    old = markdown(["law", "error"], [["c", 3], ["b, low", 2], ["b, high", 2]])
+    page.write_text(f"<!-- table: errors -->\n{old}\n<!-- end -->\n")
+    new = markdown(["law", "error"], [["c", 0.5], ["a", 1]])
+    expected = markdown(["law", "error"], [["a", 1], ["b, low", 2], ["b, high", 2], ["c", 0.5]])
+    assert merged(page, "errors", new, ["a", "b", "c"]) == expected
+    other = markdown(["law", "error", "rows"], [["a", 1, 10]])
+    assert merged(page, "errors", other, ["a", "b", "c"]) == other
+    assert merged(page, "elsewhere", new, ["c", "a"]) == new
