@@ -1,4 +1,4 @@
-/* Langevin dynamics of LANES copies of one small molecule at once, one copy in each lane of a vector.
+/* Langevin dynamics of several copies of one small molecule at once, one copy in each lane of a vector.
 
        U = bonds + angles + torsions + Lennard-Jones + Coulomb + generalised Born (OBC) + surface
 
@@ -7,6 +7,18 @@
 
 #include <math.h>
 #include <stdint.h>
+
+/* float32 in a register of this machine. Of wider vectors the compiler keeps every intermediate in memory: sixteen
+   lanes in registers of eight take 2.7 times as long. */
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+const int32_t width = LANES;
 
 typedef float V __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t I __attribute__((vector_size(4 * LANES), aligned(4)));

@@ -1,7 +1,7 @@
 """Dynamics of many copies of one small molecule at once, for what OpenMM would run one after the other.
 
 A molecule of 22 atoms is too small to fill a processor: OpenMM's fastest platform for it uses one number of a vector
-of sixteen. `lanes.c` puts one copy in each place of the vector. The system with all its parameters is OpenMM's, and so
+of sixteen. `lanes.c` puts one copy in each place of the vector, of eight or four where the processor has no wider. The system with all its parameters is OpenMM's, and so
 are the formulas of the integrator (Langevin-middle, constrained bonds). Tests hold energies and forces against it.
 
 It is compiled when it is first used, with the C compiler of the machine (`cc`, or what CC names).
@@ -28,7 +28,7 @@ from crepe_diffusion import InputError
 __all__ = ["LANES", "Lanes", "available"]
 
 LANES = 16
-"""Copies in a vector: sixteen float32 fill the widest registers there are. Narrower ones take it in parts."""
+"""Copies that move together: sixteen float32 fill the widest registers there are, narrower ones one after the other."""
 
 COULOMB = 138.935456  # kJ nm / (mol e^2), OpenMM's
 OFFSET = 0.009  # nm, of the radii in the Born integral
@@ -55,7 +55,7 @@ def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "lanes.so"
         flags = ["-O3", "-march=native", "-ffast-math", "-fno-math-errno", "-shared", "-fPIC", "-Wno-psabi"]
-        command = [compiler, *flags, f"-DLANES={LANES}", "-o", str(out), str(source), "-lm"]
+        command = [compiler, *flags, "-o", str(out), str(source), "-lm"]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True)
         except FileNotFoundError:
@@ -89,9 +89,13 @@ class Lanes:
 
     def energies(self, x: Array) -> tuple[Array, Array]:
         """`U` (LANES,) in kJ/mol and forces (LANES, atoms, 3) of configurations (LANES, atoms, 3) in nm."""
-        positions, forces, energy = self._packed(x), np.empty((self.n_atoms, 3, LANES), np.float32), _lane()
-        _library().energy_and_forces(ctypes.byref(self._molecule), _at(positions), _at(forces), _at(energy))
-        return energy, np.moveaxis(forces, 2, 0)
+        positions, energy = self._packed(x), np.empty(LANES, np.float32)
+        forces = np.empty_like(positions)
+        for part, u in enumerate(energy.reshape(len(positions), -1)):
+            _library().energy_and_forces(
+                ctypes.byref(self._molecule), _at(positions[part]), _at(forces[part]), _at(u)
+            )
+        return energy, _unpacked(forces)
 
     def step(
         self, x: Array, v: Array, temperatures: Array, n_steps: int, dt: float, friction: float, state: Array
@@ -101,26 +105,32 @@ class Lanes:
         `temperatures` (LANES,) are in units of energy, k T. `state` (4, LANES), uint32 and nowhere all zero, is the
         state of the random numbers; it is moved on in place.
         """
-        positions, velocities, energy = self._packed(x), self._packed(v), _lane()
+        positions, velocities, energy = self._packed(x), self._packed(v), np.empty(LANES, np.float32)
         thermal = np.sqrt(np.asarray(temperatures, np.float64)).astype(np.float32)
         if thermal.shape != (LANES,) or state.shape != (4, LANES) or state.dtype != np.uint32:
             raise InputError(
                 f"{LANES} temperatures and a uint32 state (4, {LANES}) are needed, got {thermal.shape}, {state.shape}"
             )
-        _library().langevin(
-            ctypes.byref(self._molecule), _at(positions), _at(velocities), _at(energy), _at(state), _at(thermal),
-            ctypes.c_int(n_steps), ctypes.c_float(dt), ctypes.c_float(friction),
-        )  # fmt: skip
-        return np.moveaxis(positions, 2, 0).copy(), np.moveaxis(velocities, 2, 0).copy(), energy
+        for part in range(len(positions)):
+            lanes = slice(part * positions.shape[-1], (part + 1) * positions.shape[-1])
+            numbers = np.ascontiguousarray(state[:, lanes])
+            _library().langevin(
+                ctypes.byref(self._molecule), _at(positions[part]), _at(velocities[part]), _at(energy[lanes]),
+                _at(numbers), _at(thermal[lanes]), ctypes.c_int(n_steps), ctypes.c_float(dt), ctypes.c_float(friction),
+            )  # fmt: skip
+            state[:, lanes] = numbers
+        return _unpacked(positions), _unpacked(velocities), energy
 
     def _packed(self, x: Array) -> Array:
+        """As `lanes.c` reads them, (parts, atoms, 3, copies in a register)."""
         if np.shape(x) != (LANES, self.n_atoms, 3):
             raise InputError(f"configurations must be ({LANES}, {self.n_atoms}, 3), got {np.shape(x)}")
-        return np.ascontiguousarray(np.moveaxis(x, 0, 2), np.float32)
+        width = ctypes.c_int32.in_dll(_library(), "width").value
+        return np.ascontiguousarray(np.moveaxis(np.reshape(x, (-1, width, *np.shape(x)[1:])), 1, 3), np.float32)
 
 
-def _lane() -> Array:
-    return np.empty(LANES, np.float32)
+def _unpacked(x: Array) -> Array:
+    return np.ascontiguousarray(np.moveaxis(x, 3, 1)).reshape(LANES, -1, 3)
 
 
 def _at(array: Array) -> ctypes.c_void_p:
