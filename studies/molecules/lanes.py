@@ -1,8 +1,9 @@
 """Dynamics of many copies of one small molecule at once, for what OpenMM would run one after the other.
 
 A molecule of 22 atoms is too small to fill a processor: OpenMM's fastest platform for it uses one number of a vector
-of sixteen. `lanes.c` puts one copy in each place of the vector, of eight or four where the processor has no wider. The system with all its parameters is OpenMM's, and so
-are the formulas of the integrator (Langevin-middle, constrained bonds). Tests hold energies and forces against it.
+of sixteen. `lanes.c` puts one copy in each place of the vector (of eight or four, where the processor has no wider).
+The system with all its parameters is OpenMM's, and so are the formulas of the integrator (Langevin-middle, constrained
+bonds). Tests hold energies and forces against it.
 
 It is compiled when it is first used, with the C compiler of the machine (`cc`, or what CC names).
 """
@@ -92,9 +93,7 @@ class Lanes:
         positions, energy = self._packed(x), np.empty(LANES, np.float32)
         forces = np.empty_like(positions)
         for part, u in enumerate(energy.reshape(len(positions), -1)):
-            _library().energy_and_forces(
-                ctypes.byref(self._molecule), _at(positions[part]), _at(forces[part]), _at(u)
-            )
+            _library().energy_and_forces(ctypes.byref(self._molecule), _at(positions[part]), _at(forces[part]), _at(u))
         return energy, _unpacked(forces)
 
     def step(

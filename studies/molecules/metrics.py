@@ -3,8 +3,10 @@
 energy, distance   TV = 1/2 sum_b |p_b - q_b|          on 200 bins that span the truth, and what falls outside them
 W2                 min_P sum_ij P_ij |x_i - y_j|^2      its root, after superposition on one reference (POT)
 TICA MMD           |E k(a, .) - E k(b, .)|              in the plane of the two slowest torsional motions
+TICA MMD^2         its square, summed over five kernels
 dF                 -kT log P(phi > 0) / P(phi <= 0)     between the basins of the Ramachandran plane
-populations        shares of basins, mean and sd of U   with errors by families of draws
+populations        shares of basins and of clashes,     with errors by families of draws
+                   mean and sd of U of the others
 
 A distance of two samples of the same law is not zero. `between_halves` gives it for the truth itself. 200 bins hold so
 few of 5,000 samples each that the energy TVD of the truth to itself is as large as that of good samples; `COARSE` bins
@@ -34,15 +36,19 @@ __all__ = [
     "evaluate",
     "free_energy",
     "mmd",
+    "mmd_squares",
     "populations",
     "total_variation",
     "w2",
 ]
 
-METRICS = ("energy TVD", "distance TVD", "W2", "TICA MMD", "dF")
+METRICS = ("energy TVD", "distance TVD", "W2", "TICA MMD^2", "TICA MMD", "dF")
 COARSE_TVD = "energy TVD, 20 bins"
 BINS, COARSE = 200, 20  # as in Akhound-Sadegh et al. (2024), and few enough to tell laws apart
 LAG = 8  # frames, the paper's
+KERNELS = 5
+CLASH = 20
+"""Standard deviations above the mean of the dynamics: energies beyond them are of atoms on top of one another."""
 
 
 def total_variation(truth: np.ndarray, samples: np.ndarray, bins: int = BINS) -> float:
@@ -59,13 +65,25 @@ def w2(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.sqrt(ot.emd2(*uniform, cost, numItermax=10_000_000)))
 
 
-def mmd(a: np.ndarray, b: np.ndarray, bandwidth: float) -> float:
-    """The maximum mean discrepancy with kernel `exp(-|a - b|^2 / 2 h^2)`; never less than zero, biased upwards."""
+def mmd_squares(a: np.ndarray, b: np.ndarray, bandwidth: float) -> np.ndarray:
+    """`|E k(a, .) - E k(b, .)|^2` for `k = exp(-|a - b|^2 / w h^2)`, w = 4, 2, 1, 1/2, 1/4; biased upwards.
 
-    def mean_kernel(u: np.ndarray, v: np.ndarray) -> float:
-        return float(np.exp(-cdist(u, v, "sqeuclidean") / (2 * bandwidth**2)).mean())
+    For two samples of one law, n each, it is `2 (1 - E k) / n` on average: that is the floor.
+    """
 
-    return float(np.sqrt(max(0.0, mean_kernel(a, a) + mean_kernel(b, b) - 2 * mean_kernel(a, b))))
+    def mean_kernels(u: np.ndarray, v: np.ndarray) -> np.ndarray:
+        kernel, means = np.exp(-cdist(u, v, "sqeuclidean") / (4 * bandwidth**2)), []
+        for _ in range(KERNELS):
+            means.append(kernel.mean())
+            kernel *= kernel  # half the w
+        return np.array(means)
+
+    return mean_kernels(a, a) + mean_kernels(b, b) - 2 * mean_kernels(a, b)
+
+
+def mmd(squares: np.ndarray) -> float:
+    """The maximum mean discrepancy with the one kernel `exp(-|a - b|^2 / 2 h^2)`, from `mmd_squares`."""
+    return float(np.sqrt(max(0.0, squares[1])))
 
 
 def free_energy(x: np.ndarray, peptide: Peptide, temperature: float) -> float:
@@ -94,6 +112,7 @@ class Truth:
     trajectories: list[np.ndarray]
     frames: np.ndarray = field(init=False)
     bandwidth: float = field(init=False)
+    clash: float = field(init=False)
     reference: np.ndarray = field(init=False)
     halves: tuple[np.ndarray, np.ndarray] = field(init=False)
 
@@ -115,6 +134,8 @@ class Truth:
         self._tica = TICA(dim=2).fit((now, later)).fetch_model()
         rows = np.random.default_rng(0).choice(len(self.frames), min(2000, len(self.frames)), replace=False)
         self.bandwidth = float(np.median(pdist(self.plane(self.frames[rows]))))
+        u = energies(self.peptide, self.frames[rows])
+        self.clash = float(u.mean() + CLASH * u.std())
 
     def plane(self, x: np.ndarray) -> np.ndarray:
         """The two slowest torsional coordinates of molecules, (rows, 2)."""
@@ -128,12 +149,14 @@ def evaluate(
     x, y = (v[rng.choice(len(v), min(n, len(v)), replace=False)] for v in (frames, samples))
     peptide = truth.peptide
     u, v = energies(peptide, x), energies(peptide, y)
+    squares = mmd_squares(truth.plane(x), truth.plane(y), truth.bandwidth)
     return {
         "energy TVD": total_variation(u, v),
         COARSE_TVD: total_variation(u, v, COARSE),
         "distance TVD": total_variation(distances(x), distances(y)),
         "W2": w2(aligned(x, truth.reference), aligned(y, truth.reference)),
-        "TICA MMD": mmd(truth.plane(x), truth.plane(y), truth.bandwidth),
+        "TICA MMD^2": float(squares.sum()),
+        "TICA MMD": mmd(squares),
         "dF": free_energy(y, peptide, truth.temperature) - free_energy(x, peptide, truth.temperature),
     }
 
@@ -158,18 +181,25 @@ def by_families(values: np.ndarray, family: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def populations(
-    x: np.ndarray, family: np.ndarray, peptide: Peptide, n: int, rng: np.random.Generator
+    x: np.ndarray, family: np.ndarray, peptide: Peptide, n: int, rng: np.random.Generator, clash: float = np.inf
 ) -> dict[str, tuple[float, float, float]]:
-    """Mean, error and effective size of the share of each basin and of the energy, and its standard deviation.
+    """Mean, error and effective size of the share of each basin, of clashes, and of the energy, and its spread.
 
-    Energies are those of n random draws. The error of the standard deviation is that of the mean of squares, by the
-    delta method.
+    Energies are those of n random draws. Where two atoms meet, one draw decides the mean of all: draws with energies
+    from `clash` on are counted, and left out of `U`. The error of the standard deviation is that of the mean of
+    squares, by the delta method.
     """
     shares = np.stack(by_families(basins(x, peptide), family), 1)
     rows = rng.choice(len(x), min(n, len(x)), replace=False)
     u = energies(peptide, x[rows])
-    (mean, _), error, size = by_families(np.stack([u, (u - u.mean()) ** 2], 1), family[rows])
+    clashes = ~(u < clash)
     found = {basin.name: tuple(row) for basin, row in zip(BASINS, shares.tolist(), strict=True)}
+    found |= {"clashes": tuple(float(v[0]) for v in by_families(clashes[:, None].astype(float), family[rows]))}
+    if clashes.all():
+        nothing = (float("nan"),) * 3
+        return found | {"U": nothing, "sd of U": nothing}
+    u, rows = u[~clashes], rows[~clashes]
+    (mean, _), error, size = by_families(np.stack([u, (u - u.mean()) ** 2], 1), family[rows])
     found |= {"U": (mean, error[0], size[0]), "sd of U": (u.std(), error[1] / (2 * u.std()), size[1])}
     return {name: (float(a), float(b), float(c)) for name, (a, b, c) in found.items()}
 

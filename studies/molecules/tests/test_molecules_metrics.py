@@ -55,15 +55,22 @@ def test_w2_needs_superposition():
 
 
 def test_mmd_of_two_normals():
-    """In the plane, MMD(N(0, s^2), N(m, s^2))^2 = 2 h^2 / w (1 - exp(-m^2 / 2 w)) with w = 2 s^2 + h^2."""
+    """In the plane, E k for N(0, s^2) and N(m, s^2) is c / (c + 4 s^2) exp(-m^2 / (c + 4 s^2)), k = exp(-d^2 / c)."""
     rng = np.random.default_rng(0)
     s, h, m, n = 0.7, 1.3, 0.8, 4000
     a, b = s * rng.standard_normal((n, 2)), s * rng.standard_normal((n, 2)) + [m, 0]
-    width = 2 * s**2 + h**2
-    known = np.sqrt(2 * h**2 / width * (1 - np.exp(-(m**2) / (2 * width))))
-    assert abs(metrics.mmd(a, b, h) - known) < 0.02
-    assert abs(metrics.mmd(a, b, 2 * h) - known) > 0.05  # another bandwidth is another distance
-    assert metrics.mmd(a, a.copy(), h) < 1e-6
+    c = h**2 * np.array([4, 2, 1, 0.5, 0.25])
+    mean = c / (c + 4 * s**2)
+    known = 2 * mean * (1 - np.exp(-(m**2) / (c + 4 * s**2)))
+    floor = 2 * (1 - mean) / n
+    squares = metrics.mmd_squares(a, b, h)
+    assert np.abs(squares / (known + floor) - 1).max() < 0.08
+    assert np.abs(metrics.mmd_squares(a, b, 1.3 * h) / (known + floor) - 1).max() > 0.15  # another bandwidth
+    assert abs(metrics.mmd(squares) - np.sqrt(known[1] + floor[1])) < 0.02
+    assert np.abs(metrics.mmd_squares(a, a.copy(), h)).max() < 1e-12
+    same = metrics.mmd_squares(a, s * rng.standard_normal((n, 2)), h)
+    assert (same < 6 * floor).all()
+    assert same.sum() > 0.2 * floor.sum()
 
 
 def torsions(n, phi, rng):
@@ -168,6 +175,21 @@ def test_populations_are_those_of_the_frames():
     u = metrics.energies(chosen, x[[0, 3]])
     assert abs(found["U"][0] - (3 * u[0] + u[1]) / 4) < 1e-6 * abs(u).max()
     assert abs(found["sd of U"][0] - abs(u[0] - u[1]) * np.sqrt(3) / 4) < 1e-6 * abs(u).max()
+
+
+def test_atoms_on_top_of_one_another_are_counted_and_left_out_of_the_energy(truth):
+    x = truth.frames[:40].copy()
+    known = metrics.populations(x, np.arange(40), truth.peptide, 40, np.random.default_rng(0), truth.clash)
+    assert known["clashes"][:2] == (0.0, 0.0)
+    x = np.concatenate([x, x[:10]])
+    x[40:, 5] = x[40:, 15] + 1e-3
+    rng = np.random.default_rng(0)
+    found = metrics.populations(x, np.arange(50), truth.peptide, 50, rng, truth.clash)
+    assert found["clashes"][0] == 0.2
+    assert abs(found["clashes"][1] - np.sqrt(0.2 * 0.8 / 49)) < 1e-12
+    assert abs(found["U"][0] - known["U"][0]) < 1e-9 * abs(known["U"][0])
+    assert metrics.populations(x, np.arange(50), truth.peptide, 50, rng)["U"][0] > known["U"][0] + 1000
+    assert np.isnan(metrics.populations(x[40:], np.arange(10), truth.peptide, 10, rng, truth.clash)["U"][0])
 
 
 def test_bonds_of_many_frames_are_those_of_few():

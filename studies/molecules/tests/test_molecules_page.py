@@ -20,13 +20,19 @@ from studies.shared.results import Results
 
 PAGE = Path(shell.HERE) / "results.md"
 BLOCK = re.compile(r"<!-- table: (.*?) -->\n(.*?)<!-- end -->", re.DOTALL)
-SEEDS = np.array([[0.11, 0.013, 0.24, 0.085, 0.84], [0.14, 0.011, 0.29, 0.081, -1.2], [0.12, 0.018, 0.21, 0.099, 2.2]])
+SEEDS = np.array(
+    [
+        [0.11, 0.013, 0.24, 0.005, 0.085, 0.84],
+        [0.14, 0.011, 0.29, 0.006, 0.081, -1.2],
+        [0.12, 0.018, 0.21, 0.008, 0.099, 2.2],
+    ]
+)
 RUNS = [([0.2, 0.4], 10, 1000), ([0.6, 0.8], 20, 1100), ([0.3, 0.4], 60, 1500)]
 
 
 def shares(error):
     """Populations with this error, and effective sizes that follow from it."""
-    names = [*(basin.name for basin in BASINS), "U", "sd of U"]
+    names = [*(basin.name for basin in BASINS), "clashes", "U", "sd of U"]
     return {name: (0.1 + 0.11 * k, error * (k + 1), 1 / error + k) for k, name in enumerate(names)}
 
 
@@ -77,10 +83,23 @@ def test_numbers_arrive_in_their_cells(filled):
     head, _, *rows = filled(methods())["dipeptide"]
     row = dict(zip(head, rows[2], strict=True))
     error = [np.sqrt(sum((v - c.mean()) ** 2 for v in c) / 2 / 3) for c in SEEDS.T]
-    for name, column, e in zip([*METRICS[:4], "dF (kJ/mol)"], SEEDS.T, error, strict=True):
+    for name, column, e in zip([*METRICS[:5], "dF (kJ/mol)"], SEEDS.T, error, strict=True):
         assert row[name] == f"{sum(column) / 3:.3f} +- {e:.3f}"
-    assert [row[k] for k in head[6:]] == ["0.51", "0.978", "0.0625", "0.4375", "1,200"]
-    assert rows[0] == [HALVES, "0.110", "0.013", "0.240", "0.085", "0.840", "0.00", "1.000", "0.0000", "0.0000", ""]
+    assert [row[k] for k in head[7:]] == ["0.51", "0.978", "0.0625", "0.4375", "1,200"]
+    assert rows[0] == [
+        HALVES,
+        "0.110",
+        "0.013",
+        "0.240",
+        "0.005",
+        "0.085",
+        "0.840",
+        "0.00",
+        "1.000",
+        "0.0000",
+        "0.0000",
+        "",
+    ]
     broken = dict(zip(head, rows[1], strict=True))
     assert (broken["W2"], broken["dF (kJ/mol)"]) == ("not finite", "a basin empty in 1 of 2")
     paper = PAPER["dipeptide"].items()
@@ -89,10 +108,10 @@ def test_numbers_arrive_in_their_cells(filled):
 
 def test_populations_have_errors_and_effective_sizes(filled):
     *_, row = filled(methods())["dipeptide populations"]
-    shares = ["10.00 +- 1.00", "21.00 +- 2.00", "32.00 +- 3.00", "43.00 +- 4.00"]
+    shares = ["10.00 +- 1.00", "21.00 +- 2.00", "32.00 +- 3.00", "43.00 +- 4.00", "54.00 +- 5.00"]
     coarse = SEEDS[:, 0] / 8
     expected = f"{coarse.mean():.3f} +- {coarse.std(ddof=1) / np.sqrt(3):.3f}"
-    assert row == ["CREPE, own", *shares, "0.54 +- 0.05", "0.65 +- 0.06", expected, "102"]
+    assert row == ["CREPE, own", *shares, "0.65 +- 0.06", "0.76 +- 0.07", expected, "102"]
 
 
 def test_acceptance_and_round_trips_are_means_over_seeds(filled):
