@@ -24,6 +24,8 @@ FIGURES = ("ramachandran", "tica", "energy")
 def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str, ...] = ()) -> list[str]:
     """Fill in what `runs/PEPTIDE`, `data/PEPTIDE` and the weights hold; the names of the tables that were filled.
 
+    `runs/PEPTIDE-relaxed` is what `relax` wrote, and `runs/PEPTIDE-long` the populations of longer runs.
+
     A table for which nothing is kept stays as it is, and so does a figure; so do the rows of others in a table of
     all peptides. `only` these tables, and no figure, where others are kept from longer runs.
     """
@@ -31,12 +33,13 @@ def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str
     tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
     tables |= {f"{name} populations": population_table(found) for name, found in methods.items() if found}
     for name in PEPTIDES:
-        folder = runs / f"{name}-relaxed"
-        found, along = measured(folder), Results(folder).get("relaxation")
+        found, along = measured(runs / f"{name}-relaxed"), Results(runs / f"{name}-relaxed").get("relaxation")
         tables |= {f"{name} relaxation": along["table"]} if along else {}
         if found:
             tables |= {f"{name} relaxed": table(found, PEPTIDES[name])}
             tables |= {f"{name} relaxed populations": population_table(found)}
+        if found := measured(runs / f"{name}-long"):
+            tables |= {f"{name} long populations": population_table(found)}
     for kind in ("ratio", "anisotropy", "torsions", "hands", "descents"):
         kept = {name: Results(runs / name).get(kind) for name in PEPTIDES}
         tables |= {f"{name} {kind}": found["table"] for name, found in kept.items() if found}

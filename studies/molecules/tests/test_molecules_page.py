@@ -123,7 +123,16 @@ def test_acceptance_and_round_trips_are_means_over_seeds(filled):
 
 def test_only_tables_and_figures_with_results_change(filled, tmp_path):
     before = PAGE.read_text()
-    kinds = ("populations", "ratio", "hands", "descents", "relaxed", "relaxed populations", "relaxation")
+    kinds = (
+        "populations",
+        "ratio",
+        "hands",
+        "descents",
+        "relaxed",
+        "relaxed populations",
+        "relaxation",
+        "long populations",
+    )
     own = {f"{name} {what}" for name in PAPER for what in kinds}
     assert set(tables(before)) == {
         *PAPER,
@@ -139,6 +148,13 @@ def test_only_tables_and_figures_with_results_change(filled, tmp_path):
     assert {name for name in old if new[name] != old[name]} == {"dipeptide", "dipeptide populations", "exchange"}
     assert BLOCK.sub("", (tmp_path / "results.md").read_text()) == BLOCK.sub("", before)
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["dipeptide-tica.png"]
+
+
+def test_longer_runs_have_a_table_of_their_own(filled, tmp_path):
+    Results(tmp_path / "runs/dipeptide-long").save("results", [asdict(m) for m in methods()[2:]])
+    new = filled(methods()[:2])
+    assert [row[0] for row in new["dipeptide long populations"][2:]] == ["CREPE, own"]
+    assert [row[0] for row in new["dipeptide populations"][2:]] == [HALVES, "RNE, own"]
 
 
 def test_one_table_is_filled_alone(filled, tmp_path):
