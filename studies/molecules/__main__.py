@@ -118,6 +118,9 @@ def _parser() -> argparse.ArgumentParser:
 
     sub = commands.add_parser("torsions", parents=[shared], help="whether the model's hot error explains cold basins")
     sub.add_argument("--out", type=Path, metavar="DIR", help="where draws are kept (default: runs/molecules/PEPTIDE)")
+    sub.add_argument(
+        "--methods", nargs="+", default=["RNE, own", "CREPE, own"], metavar="NAME", help="besides the model"
+    )
     sub.set_defaults(command=_torsions)
 
     sub = commands.add_parser(
@@ -341,7 +344,7 @@ def _torsions(given: argparse.Namespace) -> int:
     from studies.molecules import data, torsions
     from studies.molecules.geometry import bonds, same_hand
     from studies.molecules.report import N_LONG
-    from studies.molecules.tempering import METHODS, UNTEMPERED, kept_draws
+    from studies.molecules.tempering import UNTEMPERED, kept_draws
 
     chosen, folder = _of_one_residue(given.peptide), given.out or RUNS / given.peptide.name
     frames = [
@@ -350,7 +353,7 @@ def _torsions(given: argparse.Namespace) -> int:
     ]
     hot, cold = (torsions.sample(x, np.arange(len(x)) // N_LONG, chosen) for x in frames)
     kept, drawn = kept_draws(folder), {}
-    for method in METHODS:
+    for method in (UNTEMPERED, *given.methods):
         names = [name for name in kept.names() if kept[name]["method"] == method]
         if names:
             found = [kept.arrays(name) for name in names]
