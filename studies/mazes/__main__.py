@@ -105,8 +105,7 @@ def run_changes(options: argparse.Namespace) -> None:
 
 def preset(options: argparse.Namespace) -> None:
     """What a run of `crepe-diffusion run studies/mazes/preset.toml` has reached so far."""
-    record_preset(options.run, Results(options.out))
-    print(f"Wrote {Results(options.out).path('preset')}")
+    print(f"Wrote {Results(options.out).path(record_preset(options.run, Results(options.out)))}")
 
 
 def page(options: argparse.Namespace) -> None:

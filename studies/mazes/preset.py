@@ -19,7 +19,10 @@ from studies.mazes.model import load_maze_model
 from studies.shared.pages import markdown
 from studies.shared.results import Results
 
-__all__ = ["LangevinFromPool", "preset_table", "record_preset"]
+__all__ = ["RUNS", "LangevinFromPool", "never", "preset_table", "record_preset"]
+
+RUNS = ("preset", "preset alone")
+"""Results: of the preset, and of its Langevin moves alone."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +39,23 @@ class LangevinFromPool(cd.Langevin):
         return self.pool.begin(evaluate, n_chains, stream)
 
 
-def record_preset(folder: Path, results: Results, n_windows: int = 4) -> dict[str, Any]:
-    """Shares of what the plans of a run fulfil, in equal windows of its iterations, and how its replicas travel."""
-    options = tomllib.loads((folder / "config.toml").read_text("utf-8"))["options"]
+def never(log_alpha: Tensor, stream: cd.Stream) -> Tensor:
+    """No swap is accepted: what is left of replica exchange are the moves within each level."""
+    return torch.zeros_like(log_alpha, dtype=torch.bool)
+
+
+def record_preset(folder: Path, results: Results, n_windows: int = 4) -> str:
+    """Shares of what the plans of a run fulfil, in equal windows of its iterations, and how its replicas travel.
+
+    They are kept as the first of `RUNS`, or as the second if the run accepts no swaps; the name is returned.
+    """
+    config = tomllib.loads((folder / "config.toml").read_text("utf-8"))
+    options, name = config["options"], RUNS[config["sampler"]["accept"].endswith(":never")]
     maze, _ = load_maze_model(options["maze"])
     run = cd.read_run(folder)
     plans = maze.unnormalise(torch.as_tensor(run.x))  # (iterations, chains, segments, steps, 2)
-    acceptance = np.asarray(run.trace["acceptance"])
+    # Acceptances are probabilities, by the works of the walks; nothing is accepted where no replica changes its level.
+    acceptance = np.asarray(run.trace["acceptance"]) * (np.ptp(run.trace["level"], 0).max() > 0)
     windows = []
     for part in np.array_split(np.arange(len(plans)), min(n_windows, len(plans))):
         x = plans[part[0] : part[-1] + 1].flatten(0, 1)
@@ -54,8 +67,8 @@ def record_preset(folder: Path, results: Results, n_windows: int = 4) -> dict[st
         windows.append({"first": int(run.iteration[part[0]]), "last": int(run.iteration[part[-1]]), **found})
     trips = 0 if run.diagnostics is None else int(run.diagnostics.round_trips())
     record = {"windows": windows, "rows": int(run.trace["rows"][-1]), "round_trips": trips}
-    results.save("preset", record, plans=plans[[0, -1], 0].numpy().astype(np.float32))
-    return record
+    results.save(name, record, plans=plans[[0, -1], 0].numpy().astype(np.float32))
+    return name
 
 
 def preset_table(record: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from studies.mazes import agents, changes, credit, pictures
 from studies.mazes.evaluate import ends
 from studies.mazes.maze import Maze
 from studies.mazes.model import load_maze_model, shipped, weights_folder
-from studies.mazes.preset import preset_table
+from studies.mazes.preset import RUNS, preset_table
 from studies.mazes.study import METHODS
 from studies.shared.pages import fill, markdown
 from studies.shared.results import Results
@@ -82,8 +82,7 @@ def fill_page(results: Results, page: Path, weights: str, trainings: Path) -> Pa
         pictures.side_by_side(maze, shown_plans, 4).savefig(figures / "refinement.png", dpi=80)
     if changed:
         tables["changes"] = changes_table(changed)
-    if "preset" in results:
-        tables["preset"] = preset_table(results["preset"])
+    tables |= {name: preset_table(results[name]) for name in RUNS if name in results}
     return fill(page, tables)
 
 

@@ -174,3 +174,10 @@ def test_the_papers_preset_begins_with_a_plan_of_a_pool_and_is_read_back(tmp_pat
     for name in ("start", "goal", "walls", "success"):
         assert [w[name] for w in found["windows"]] == getattr(verdict, name).double().tolist()
     assert found["rows"] > 3 * 2 * 4 * 31  # swaps and Langevin moves
+
+    config["sampler"]["accept"] = "studies.mazes.preset:never"
+    with cd.Run.start(tmp_path / "alone", config) as run:
+        run.run(iterations=3)
+    command.main(["preset", str(tmp_path / "alone"), "--out", str(tmp_path), "--quiet"])
+    assert [w["acceptance"] for w in Results(tmp_path)["preset alone"]["windows"]] == [0.0] * 3
+    assert Results(tmp_path)["preset"] == found

@@ -201,7 +201,8 @@ def test_the_command_fills_what_it_has_results_for_and_leaves_the_prose(tmp_path
     results.save("medium ours task1 seed0", other, plans=plans)
     results.save("giant CREPE, ours task1 seed0", record("CREPE, ours", 1, weights="giant"), plans=plans)
     results.save("change medium goal seed0", CHANGE, plans=plans[0])
-    results.save("preset", PRESET)
+    for name in preset.RUNS:
+        results.save(name, PRESET)
     command.main(["page", "--page", str(page), *options])
     filled = page.read_text()
     assert BLOCK.sub("", filled) == BLOCK.sub("", shipped)
@@ -212,7 +213,7 @@ def test_the_command_fills_what_it_has_results_for_and_leaves_the_prose(tmp_path
         "routes": tables.routes_table([ours], [([1, 1], 1)]),
         "changes": tables.changes_table([other]),
         "random changes": changes.table([CHANGE]),
-        "preset": preset.preset_table(PRESET),
+        **dict.fromkeys(preset.RUNS, preset.preset_table(PRESET)),
     }
     drawn = {path.name for path in (tmp_path / "figures").iterdir()}
     assert drawn == {"success.png", "plans.png", "refinement.png"}
