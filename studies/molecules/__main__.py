@@ -344,8 +344,11 @@ def _torsions(given: argparse.Namespace) -> int:
     from studies.molecules import data, torsions
     from studies.molecules.geometry import bonds, same_hand
     from studies.molecules.report import N_LONG
-    from studies.molecules.tempering import UNTEMPERED, kept_draws
+    from studies.molecules.tempering import METHODS, UNTEMPERED, kept_draws
 
+    unknown = [name for name in given.methods if name not in METHODS]
+    if unknown:
+        raise InputError(f"no method {unknown[0]!r}; there are {', '.join(METHODS)}")
     chosen, folder = _of_one_residue(given.peptide), given.out or RUNS / given.peptide.name
     frames = [
         np.concatenate(data.read_trajectories(given.data, chosen, t, given.equilibration))
