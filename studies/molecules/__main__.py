@@ -76,7 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--rotors", action="store_true", help="show it one of the three turns of each methyl group")
     sub.add_argument("--fragments", action="store_true", help="add small networks of methyl groups and what is around")
     sub.add_argument("--windows", action="store_true", help="add one network for all residues with what is around them")
-    sub.add_argument("--start", type=Path, metavar="FILE", help="weights to begin from")
+    sub.add_argument(
+        "--start", type=Path, metavar="FILE", help="weights to begin from; of a joined file, those of --noise"
+    )
     sub.add_argument("--bfloat16", action="store_true", help="multiply in bfloat16: faster where the processor can")
     sub.add_argument("--ps", type=float, help="read no more than this of each trajectory")
     sub.add_argument("--threads", type=int, default=1)
@@ -249,7 +251,8 @@ def _train(given: argparse.Namespace) -> int:
         fold = {"alphas": alphas(pairs).tolist(), "methyls": methyls(pairs).tolist()}
         network = network | {"fold": fold | ({"anchors": anchors(pairs).tolist()} if given.rotors else {})}
     for line in model.train_model(
-        frames, folder, chosen.name, network, settings, centres, groups, about, start=given.start, coarse=given.bfloat16
+        frames, folder, chosen.name, network, settings, centres, groups, about, start=given.start, part=given.noise,
+        coarse=given.bfloat16,
     ):  # fmt: skip
         print("  ".join(f"{k} {v:.5g}" for k, v in line.items()), flush=True)
     return 0

@@ -3,7 +3,7 @@
     x_s = D + (s/t)^2 (x_t - D) + s sqrt(1 - (s/t)^2) noise,      D = E[x_0 | x_t] by the model,    t > s
 
 From little noise a model can hardly go wrong, and from much noise it has to make the whole molecule. Energies grow from
-the first level where it errs.
+the first level where it errs, and basins lose or gain from there on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from crepe_diffusion.models import Denoiser
+from studies.molecules.convergence import basins
 from studies.molecules.geometry import bonds, same_hand
 from studies.molecules.peptides import Peptide, energies
 from studies.molecules.tempering import ENDS
@@ -20,7 +21,7 @@ from studies.shared.pages import markdown
 
 __all__ = ["TOPS", "descend", "examine", "table"]
 
-TOPS = (0.01, 0.03, 0.06, 0.1, 0.2)  # nm
+TOPS = (0.01, 0.03, 0.06, 0.1, 0.2, 0.4)  # nm
 N_STEPS = 80
 
 
@@ -35,22 +36,22 @@ def descend(model: Denoiser, x: Tensor, top: float, generator: torch.Generator, 
 
 
 def examine(model: Denoiser, frames: np.ndarray, peptide: Peptide, seed: int = 0) -> list[list[float]]:
-    """Noise, quartiles of the energy (kJ/mol) and the share of mixed hands, row by row; first of the frames'."""
+    """Noise, quartiles of the energy (kJ/mol), shares of phi > 0 and of mixed hands, row by row; first the frames'."""
     generator, x = torch.Generator().manual_seed(seed), torch.from_numpy(frames).float()
     out = []
     for top in (0.0, *TOPS):
         y = (descend(model, x, top, generator) if top else x).numpy()
-        mixed = same_hand(y, bonds(peptide), frames[0])[1]
-        out.append([top, *np.percentile(energies(peptide, y), [25, 50, 75]).tolist(), float(mixed.mean())])
+        y, mixed, _ = same_hand(y, bonds(peptide), frames[0])
+        quartiles = np.percentile(energies(peptide, y), [25, 50, 75]).tolist()
+        out.append([top, *quartiles, float(basins(y, peptide)[:, 0].mean()), float(mixed.mean())])
     return out
 
 
 def table(found: list[list[float]]) -> str:
     """Energies as median and quartiles."""
-    head = ["noised to (nm)", "U: median (quartiles), kJ/mol", "mixed hands (%)"]
+    head = ["noised to (nm)", "U: median (quartiles), kJ/mol", "phi > 0 (%)", "mixed hands (%)"]
     lines = []
-    for top, low, middle, high, mixed in found:
-        lines.append(
-            [f"{top:g}" if top else "not at all", f"{middle:.0f} ({low:.0f}, {high:.0f})", f"{100 * mixed:.1f}"]
-        )
+    for top, low, middle, high, right, mixed in found:
+        noise, energy = f"{top:g}" if top else "not at all", f"{middle:.0f} ({low:.0f}, {high:.0f})"
+        lines.append([noise, energy, f"{100 * right:.2f}", f"{100 * mixed:.1f}"])
     return markdown(head, lines)

@@ -122,26 +122,27 @@ def train_model(
     about: dict[str, str] | None = None,
     every: int = 500,
     start: Path | None = None,
+    part: str = "all",
     coarse: bool = False,
 ) -> Iterator[dict[str, float]]:
     """Train on frames (training, validation); yields the log. `folder/NAME.safetensors` is the model when it ends.
 
     `groups` are methyl groups (carbon and hydrogens) whose hydrogens are renamed at random in every batch. `start`
-    holds weights to begin from, of the same network with or without its fold: a model, or `average.safetensors` of a
-    training that was stopped. `coarse` trains `PairForces` in bfloat16, with weights, their average and validation in
-    float32.
+    holds weights to begin from, of the same network with or without its fold: a model, the `part` (low or high) of a
+    joined one, or `average.safetensors` of a training that was stopped. `coarse` trains `PairForces` in bfloat16, with
+    weights, their average and validation in float32.
     """
     training, validation = (torch.from_numpy(f).float() for f in frames)
     sigma_data = float(training.std())
     torch.manual_seed(settings.seed)  # the network's first weights
     model = build(network, training.shape[1], sigma_data, None if centres is None else torch.from_numpy(centres))
-    for part in model.modules():
-        if isinstance(part, PairForces):
-            part.coarse = coarse
+    for module in model.modules():
+        if isinstance(module, PairForces):
+            module.coarse = coarse
     bare = model.network.inner if isinstance(model.network, Folded) else model.network
     if isinstance(bare, (PairForces, Fragments)):
         bare.fit(training)
-    before = {} if start is None else _begin(model, start)
+    before = {} if start is None else _begin(model, start, part)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:
         return renamed(training[torch.randint(len(training), (n,), generator=generator)], groups, generator)
@@ -161,9 +162,17 @@ def train_model(
     save_weights(folder / f"{name}.safetensors", model, description)
 
 
-def _begin(model: EDM, start: Path) -> dict[str, str]:
+def _begin(model: EDM, start: Path, part: str) -> dict[str, str]:
     """Load the weights; what is to be remembered of the training behind them."""
     weights, about = load_weights(start)
+    minutes = _minutes(start.parent)
+    if any(name.startswith("network.low.") for name in weights):
+        if part == "all":
+            raise InputError(f"{start} is joined from two parts: begin with one of them, noise low or high, not all")
+        prefix = f"network.{part}."
+        kept = {name.replace(prefix, "network."): v for name, v in weights.items() if name.startswith(prefix)}
+        weights = {"scales": weights["scales"]} | kept
+        about, minutes = {"last": about[f"{part} last"]}, about[f"{part} minutes"]
     if isinstance(model.network, Folded) and not any(name.startswith("network.inner.") for name in weights):
         weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
     if any(".whole." in name for name in model.state_dict()) and not any(".whole." in name for name in weights):
@@ -174,7 +183,7 @@ def _begin(model: EDM, start: Path) -> dict[str, str]:
     model.load_state_dict(weights)
     if "last" not in about:  # the average of a training that was stopped
         about = {"last": (start.parent / "log.jsonl").read_text().splitlines()[-1]}
-    return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": _minutes(start.parent)})}
+    return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": minutes})}
 
 
 def _minutes(folder: Path) -> str:

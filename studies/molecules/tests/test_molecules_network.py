@@ -464,6 +464,28 @@ def test_a_folded_network_can_begin_from_a_bare_one(tmp_path):
     assert json.loads(begun) == {"step": 10, "minutes": "unknown"}
 
 
+def test_a_training_can_begin_from_a_part_of_a_joined_model(tmp_path):
+    """With a rate of nothing a part stays what it was, and taken for the other one it does not fit."""
+    low, high = (saved(tmp_path / f"{k}.safetensors", k, network) for k, network in enumerate(FOLDED, 1))
+    model.join(low, high, tmp_path / "both.safetensors", 0.05)
+    x = torch.randn(64, N, 3, generator=torch.Generator().manual_seed(0)).numpy()
+
+    def begin(part, of):
+        settings = Settings(n_steps=1, batch=4, rate=0.0)
+        options = {"start": tmp_path / "both.safetensors", "part": part}
+        folder = tmp_path / f"{part} {of.name}"
+        list(model.train_model((x, x), folder, "m", FOLDED[part == "high"], settings, CENTRES.numpy(), **options))
+        (old, _), (new, about) = load_weights(of), load_weights(folder / "m.safetensors")
+        assert all(torch.equal(new[name], v) for name, v in old.items() if name != "scales")
+        assert json.loads(about["before"]) == {"step": 10 if part == "low" else 20, "minutes": "unknown"}
+
+    begin("low", low)
+    begin("high", high)
+    refuted(begin, "low", high)
+    with pytest.raises(InputError, match="joined from two parts"):
+        begin("all", low)
+
+
 def test_a_joined_model_says_where_it_came_from(tmp_path):
     low = saved(tmp_path / "low.safetensors", 1, PARTS[0], n_frames="10")
     high = saved(tmp_path / "high.safetensors", 2, PARTS[1], n_frames="20")
