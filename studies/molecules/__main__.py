@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         default="pairs",
         help="pairs, pairs-large (tetra- and hexapeptide), pairs-lengths (low noise), pairs-small, pairs-tiny or egnn",
     )
-    sub.add_argument("--noise", default="all", help="all, or low or high: one of two parts for `join`")
+    sub.add_argument("--noise", default="all", help="all; low or high, two parts for `join`; highest goes on with high")
     sub.add_argument("--walker", type=int, metavar="I", help="only frames of this walker (default: of all)")
     sub.add_argument("--steps", type=int, default=56_000)
     sub.add_argument("--batch", type=int, default=256)

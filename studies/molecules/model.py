@@ -37,8 +37,11 @@ SETTINGS = Settings(n_steps=56_000, batch=256, rate=1e-3, noise_mean=-3.6, noise
 # Stiff and local below `SPLIT`, loose and global above it: two networks, each for its own noise, learn side by side and
 # cost no more to evaluate than one.
 SPLIT = 0.03
-NOISE = {"all": (-3.6, 1.8), "low": (-5.0, 1.2), "high": (-2.2, 1.05)}
-"""Mean and standard deviation of log sigma in training: of a whole model, or of the parts that `join` puts together."""
+NOISE = {"all": (-3.6, 1.8), "low": (-5.0, 1.2), "high": (-2.2, 1.05), "highest": (-1.7, 0.8)}
+"""Mean and standard deviation of log sigma in training: of a whole model, or of the parts that `join` puts together.
+
+`highest` is for going on with the high part: near 0.18 nm hands and basins are decided.
+"""
 
 
 def build(network: dict[str, Any], n_atoms: int, sigma_data: float, *centres: Tensor | None) -> EDM:
@@ -169,6 +172,7 @@ def _begin(model: EDM, start: Path, part: str) -> dict[str, str]:
     if any(name.startswith("network.low.") for name in weights):
         if part == "all":
             raise InputError(f"{start} is joined from two parts: begin with one of them, noise low or high, not all")
+        part = "low" if part == "low" else "high"
         prefix = f"network.{part}."
         kept = {name.replace(prefix, "network."): v for name, v in weights.items() if name.startswith(prefix)}
         weights = {"scales": weights["scales"]} | kept
