@@ -89,19 +89,19 @@ def parts(pairs: np.ndarray, methyls: bool, residues: bool) -> dict[str, Any]:
 def join(low: Path, high: Path, out: Path, split: float = SPLIT, half: bool = False) -> None:
     """One model from two that were trained on low and on high noise; `load_model` reads it.
 
-    With `half`, matrices are kept in 16 bits, which halves the file; scales of distances, which need more, are not.
+    Of a file that is joined already, its own low or high part is taken. With `half`, matrices are kept in 16 bits, which
+    halves the file; scales of distances, which need more, are not.
     """
-    (low_weights, low_about), (high_weights, high_about) = load_weights(low), load_weights(high)
+    (low_weights, low_about), (high_weights, high_about) = _part(low, "low"), _part(high, "high")
     for key in ("n_atoms", "sigma_data"):
         if low_about[key] != high_about[key]:
             raise InputError(f"{low} and {high} disagree on {key}: {low_about[key]} and {high_about[key]}")
     network = {"kind": "split", "split": split}
     network |= {"low": json.loads(low_about["network"]), "high": json.loads(high_about["network"])}
-    about = {k: v for k, v in low_about.items() if v == high_about.get(k)} | {"network": json.dumps(network)}
-    for part, path, of in (("low", low, low_about), ("high", high, high_about)):
-        about |= {f"{part} settings": of["settings"], f"{part} last": of["last"]}
-        about[f"{part} minutes"] = _minutes(path.parent)
-        about |= {f"{part} before": of["before"]} if "before" in of else {}
+    about = {k: v for k, v in low_about.items() if v == high_about.get(k) and k not in OF_PARTS}
+    about |= {"network": json.dumps(network)}
+    for part, of in (("low", low_about), ("high", high_about)):
+        about |= {f"{part} {name}": of[name] for name in OF_PARTS if name in of}
     centres = *_centres(low_weights), *_centres(high_weights)
     model = build(network, int(about["n_atoms"]), float(about["sigma_data"]), *centres)
     weights = {"scales": low_weights.pop("scales")}
@@ -112,6 +112,27 @@ def join(low: Path, high: Path, out: Path, split: float = SPLIT, half: bool = Fa
     if half:
         weights = {name: v.half() if v.ndim == 2 and v.is_floating_point() else v for name, v in weights.items()}
     save_tensors(out, weights, about)
+
+
+OF_PARTS = ("settings", "last", "minutes", "before")
+"""What a joined file remembers of the training of each part."""
+
+
+def _part(path: Path, part: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and description of a model that was trained as a whole, or of one part of a joined file."""
+    weights, about = load_weights(path)
+    if not any(name.startswith("network.low.") for name in weights):
+        if "last" not in about:  # the average of a training that was stopped
+            about["last"] = (path.parent / "log.jsonl").read_text().splitlines()[-1]
+        return weights, about | {"minutes": _minutes(path.parent)}
+    if part == "all":
+        raise InputError(f"{path} is joined from two parts: begin with one of them, noise low or high, not all")
+    prefix = f"network.{part}."
+    kept = {name.replace(prefix, "network."): v for name, v in weights.items() if name.startswith(prefix)}
+    described = {k: v for k, v in about.items() if not k.startswith(("low ", "high "))}
+    described |= {name: about[f"{part} {name}"] for name in OF_PARTS if f"{part} {name}" in about}
+    network = json.dumps(json.loads(about["network"])[part])
+    return {"scales": weights["scales"]} | kept, described | {"network": network}
 
 
 def train_model(
@@ -136,7 +157,8 @@ def train_model(
     weights, their average and validation in float32.
     """
     training, validation = (torch.from_numpy(f).float() for f in frames)
-    sigma_data = float(training.std())
+    begin = None if start is None else _part(start, "high" if part == "highest" else part)
+    sigma_data = float(training.std()) if begin is None else float(begin[1].get("sigma_data", training.std()))
     torch.manual_seed(settings.seed)  # the network's first weights
     model = build(network, training.shape[1], sigma_data, None if centres is None else torch.from_numpy(centres))
     for module in model.modules():
@@ -145,7 +167,7 @@ def train_model(
     bare = model.network.inner if isinstance(model.network, Folded) else model.network
     if isinstance(bare, (PairForces, Fragments)):
         bare.fit(training)
-    before = {} if start is None else _begin(model, start, part)
+    before = {} if begin is None else _begin(model, *begin)
 
     def batches(n: int, generator: torch.Generator) -> Tensor:
         return renamed(training[torch.randint(len(training), (n,), generator=generator)], groups, generator)
@@ -165,18 +187,8 @@ def train_model(
     save_weights(folder / f"{name}.safetensors", model, description)
 
 
-def _begin(model: EDM, start: Path, part: str) -> dict[str, str]:
+def _begin(model: EDM, weights: dict[str, Tensor], about: dict[str, str]) -> dict[str, str]:
     """Load the weights; what is to be remembered of the training behind them."""
-    weights, about = load_weights(start)
-    minutes = _minutes(start.parent)
-    if any(name.startswith("network.low.") for name in weights):
-        if part == "all":
-            raise InputError(f"{start} is joined from two parts: begin with one of them, noise low or high, not all")
-        part = "low" if part == "low" else "high"
-        prefix = f"network.{part}."
-        kept = {name.replace(prefix, "network."): v for name, v in weights.items() if name.startswith(prefix)}
-        weights = {"scales": weights["scales"]} | kept
-        about, minutes = {"last": about[f"{part} last"]}, about[f"{part} minutes"]
     if isinstance(model.network, Folded) and not any(name.startswith("network.inner.") for name in weights):
         weights = {name.replace("network.", "network.inner."): value for name, value in weights.items()}
     if any(".whole." in name for name in model.state_dict()) and not any(".whole." in name for name in weights):
@@ -185,9 +197,7 @@ def _begin(model: EDM, start: Path, part: str) -> dict[str, str]:
         weights = {name.replace(inner, f"{inner}whole."): v for name, v in weights.items()}
         weights = {name: v for name, v in model.state_dict().items() if ".parts." in name} | weights
     model.load_state_dict(weights)
-    if "last" not in about:  # the average of a training that was stopped
-        about = {"last": (start.parent / "log.jsonl").read_text().splitlines()[-1]}
-    return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": minutes})}
+    return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": about["minutes"]})}
 
 
 def _minutes(folder: Path) -> str:
