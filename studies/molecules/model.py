@@ -89,8 +89,8 @@ def parts(pairs: np.ndarray, methyls: bool, residues: bool) -> dict[str, Any]:
 def join(low: Path, high: Path, out: Path, split: float = SPLIT, half: bool = False) -> None:
     """One model from two that were trained on low and on high noise; `load_model` reads it.
 
-    Of a file that is joined already, its own low or high part is taken. With `half`, matrices are kept in 16 bits, which
-    halves the file; scales of distances, which need more, are not.
+    Of a file that is joined already, its low or high part is taken. With `half`, matrices are kept in 16 bits, which
+    halves it; scales of distances, which need more, are not.
     """
     (low_weights, low_about), (high_weights, high_about) = _part(low, "low"), _part(high, "high")
     for key in ("n_atoms", "sigma_data"):
