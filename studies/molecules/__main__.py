@@ -98,8 +98,13 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
     sub.add_argument("--one-hand", action="store_true", help="tilt every method to alpha carbons of one hand")
+    sub.add_argument("--mended", action="store_true", help="tilt every method by the torsions that `mend` has learned")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_temper)
+
+    sub = commands.add_parser("mend", parents=[shared], help="learn the tilt that gives the hot model its torsions")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="where draws are kept (default: runs/molecules/PEPTIDE)")
+    sub.set_defaults(command=_mend)
 
     sub = commands.add_parser("ratio", parents=[shared], help="the ratio that swaps compare, against the known energy")
     sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
@@ -269,7 +274,7 @@ def _join(given: argparse.Namespace) -> int:
 def _temper(given: argparse.Namespace) -> int:
     import torch
 
-    from studies.molecules import model, tempering
+    from studies.molecules import mending, model, tempering
     from studies.molecules.geometry import alphas, bonds
 
     torch.set_num_threads(given.threads)
@@ -280,9 +285,40 @@ def _temper(given: argparse.Namespace) -> int:
     began = time.monotonic()
     trained = model.load_model(given.weights or chosen.name)
     centres = alphas(bonds(chosen)).tolist() if given.one_hand else []
-    cooling = tempering.Cooling(chosen.beta, tuple(map(tuple, centres)))
+    torsions = mending.load(_torsions_file(chosen, folder)) if given.mended else None
+    chain = tuple(map(tuple, bonds(chosen).tolist()))
+    cooling = tempering.Cooling(chosen.beta, tuple(map(tuple, centres)), torsions, chain)
     for name in tempering.temper(trained, cooling, folder, budget, tuple(given.seeds), methods):
         print(f"{time.monotonic() - began:8.0f} s  {name}", flush=True)
+    return 0
+
+
+def _torsions_file(chosen: Peptide, folder: Path) -> Path:
+    """What `mend` left beside the draws, or else what is shipped."""
+    name = f"{chosen.name}-torsions.safetensors"
+    return folder / name if (folder / name).exists() else HERE / "weights" / name
+
+
+def _mend(given: argparse.Namespace) -> int:
+    import numpy as np
+
+    from studies.molecules import data, mending
+    from studies.molecules.geometry import bonds, same_hand
+    from studies.molecules.tempering import UNTEMPERED, drawn
+
+    chosen, folder = given.peptide, given.out or RUNS / given.peptide.name
+    hot = np.concatenate(data.read_trajectories(given.data, chosen, chosen.hot, given.equilibration))
+    found = drawn(folder, UNTEMPERED)
+    if found is None:
+        raise InputError(f"no untempered samples in {folder}: temper --methods {UNTEMPERED!r}")
+    x, mixed, _ = same_hand(found[0], bonds(chosen), hot[0])
+    x = x[~mixed]
+    tilt = mending.learned(chosen, x[::2], hot[::2])
+    text = mending.table(chosen, tilt, x[1::2], hot[1::2])
+    print(text)
+    about = {"peptide": chosen.name, "n_draws": str(len(x[::2])), "n_frames": str(len(hot[::2]))}
+    tilt.save(folder / f"{chosen.name}-torsions.safetensors", about)
+    Results(folder).save("mending", {"table": text})
     return 0
 
 
@@ -347,7 +383,7 @@ def _torsions(given: argparse.Namespace) -> int:
     from studies.molecules import data, torsions
     from studies.molecules.geometry import bonds, same_hand
     from studies.molecules.report import N_LONG
-    from studies.molecules.tempering import METHODS, UNTEMPERED, kept_draws
+    from studies.molecules.tempering import METHODS, UNTEMPERED, drawn
 
     unknown = [name for name in given.methods if name not in METHODS]
     if unknown:
@@ -358,17 +394,14 @@ def _torsions(given: argparse.Namespace) -> int:
         for t in (chosen.hot, chosen.cold)
     ]
     hot, cold = (torsions.sample(x, np.arange(len(x)) // N_LONG, chosen) for x in frames)
-    kept, drawn = kept_draws(folder), {}
+    by_method = {}
     for method in (UNTEMPERED, *given.methods):
-        names = [name for name in kept.names() if kept[name]["method"] == method]
-        if names:
-            found = [kept.arrays(name) for name in names]
-            x = same_hand(np.concatenate([f["x"] for f in found]), bonds(chosen), frames[0][0])[0]
-            family = np.concatenate([f["family"] + i * 2**32 for i, f in enumerate(found)])
-            drawn[method] = torsions.sample(x, family, chosen)
-    if UNTEMPERED not in drawn:
-        raise InputError(f"no untempered samples in {kept.folder}: temper --methods {UNTEMPERED!r}")
-    shares = torsions.check(drawn.pop(UNTEMPERED), hot, cold, drawn, chosen.beta)
+        if found := drawn(folder, method):
+            x, family = found
+            by_method[method] = torsions.sample(same_hand(x, bonds(chosen), frames[0][0])[0], family, chosen)
+    if UNTEMPERED not in by_method:
+        raise InputError(f"no untempered samples in {folder}: temper --methods {UNTEMPERED!r}")
+    shares = torsions.check(by_method.pop(UNTEMPERED), hot, cold, by_method, chosen.beta)
     print(torsions.table(shares))
     record = {"table": torsions.table(shares), "shares": [asdict(s) for s in shares]}
     Results(folder).save("torsions", record)

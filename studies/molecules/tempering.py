@@ -13,18 +13,20 @@ dynamics make. With `alphas` every method samples `pi(x) exp(r(x))` instead,
 
     r(x) = 10 sum_c (tanh(2 V_c) - 1),      V_c the signed volume at an alpha carbon, in units of bonds
 
-which is nearly 0 where all are of one hand, and less than -20 for each that is not.
+which is nearly 0 where all are of one hand, and less than -20 for each that is not. With `torsions` it is
+`p_hot(x) exp(c(x))` that is raised: `mending.py` learns c from hot frames and draws of the model.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,13 +34,28 @@ import crepe_diffusion as cd
 from crepe_diffusion import InputError
 from crepe_diffusion.models import Denoiser
 from crepe_diffusion.processes import EulerMaruyama, Gaussian
+from studies.molecules import springs
+from studies.molecules.mending import Torsions
 from studies.molecules.network import BOND, volumes
 from studies.shared.results import Results
 
-__all__ = ["ABLATIONS", "METHODS", "UNTEMPERED", "Budget", "Cooling", "Draws", "file_name", "kept_draws", "temper"]
+__all__ = [
+    "ABLATIONS",
+    "METHODS",
+    "UNTEMPERED",
+    "Budget",
+    "Cooling",
+    "Draws",
+    "drawn",
+    "file_name",
+    "kept_draws",
+    "temper",
+]
 
 
 ENDS = (0.0005, 1.5)  # nm
+N_SPRINGS, N_SPRING_TIMES = 256, 12
+"""Draws of the model whose errors show its springs, and noise levels between which these are interpolated."""
 SHORTEST_ROUND = 10  # iterations: each pair meets five times, the least from which a rejection can be estimated
 
 
@@ -67,21 +84,29 @@ class Budget:
 
 @dataclass(frozen=True)
 class Cooling:
-    """The target `p^beta`, with all alpha carbons (centre and three neighbours, each) of one hand if they are given."""
+    """The target `p^beta`, with all alpha carbons (centre and three neighbours, each) of one hand if they are given.
+
+    With `torsions` it is that of the model tilted by them. `bonds` are those of the molecule, for springs.
+    """
 
     beta: float
     alphas: tuple[tuple[int, ...], ...] = ()
+    torsions: Torsions | None = None
+    bonds: tuple[tuple[int, ...], ...] = ()
 
     def target(self, model: Denoiser) -> cd.Target:
-        """Of the two hands, which are equally good, the tilt chooses one."""
+        """Of the two hands, which are equally good, the tilt chooses one. The power is that of the mended model."""
+        hot = model.as_target()
+        if self.torsions is not None:
+            hot = hot.tilt(self.torsions, name="torsions", anneal=cd.anneal.power(1))
         if not self.alphas:
-            return model**self.beta
+            return hot**self.beta
         centres = torch.tensor(self.alphas)
 
         def one_hand(x: Tensor) -> Tensor:
             return 10 * ((2 * volumes(x, centres) / BOND**3).tanh() - 1).sum(1)
 
-        return (model**self.beta).tilt(one_hand, name="one hand", anneal=cd.anneal.power(1), guidance="gradient")
+        return (hot**self.beta).tilt(one_hand, name="one hand", anneal=cd.anneal.power(1), guidance="gradient")
 
 
 @dataclass(frozen=True)
@@ -170,6 +195,20 @@ def exchange(recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, 
     return finish(recipe, model, Draws(out.x, out.tours.flatten(), about), budget)
 
 
+def sprung(model: Denoiser, cooling: Cooling, budget: Budget, seed: int) -> Draws:
+    """Replica exchange with the covariance of springs; measuring them on the model's own draws costs rows, too."""
+    recipe, hot = own(model, budget), Cooling(1.0)
+    measuring = replace(budget, rows=N_SPRINGS * len(recipe.ladder.times))
+    seen = plain(recipe, model, hot, measuring, seed)
+    times, generator = np.geomspace(*ENDS, N_SPRING_TIMES), torch.Generator().manual_seed(seed)
+    network = springs.measured(model, np.array(cooling.bonds), seen.x, times, generator)
+    process = springs.Springs(zero_mean=0, variance="fisher", network=network)
+    recipe = replace(recipe, options=recipe.options | {"process": process})
+    spent = seen.about["rows"] + len(seen.x) * len(times)
+    draws = exchange(recipe, model, cooling, replace(budget, rows=budget.rows - spent), seed)
+    return replace(draws, about=draws.about | {"rows": draws.about["rows"] + spent})
+
+
 def finish(recipe: Recipe, model: Denoiser, draws: Draws, budget: Budget) -> Draws:
     """The draws as the method leaves them; predictions are counted as rows."""
     if not recipe.finished:
@@ -220,13 +259,14 @@ METHODS: dict[str, Run] = {
     "RNE, own": lambda m, c, budget, seed: particles(own(m, budget), m, c, budget, seed, cd.PathWork()),
     "CREPE, own": lambda m, c, budget, seed: exchange(own(m, budget), m, c, budget, seed),
     "CREPE, own, 51 levels": lambda m, c, budget, seed: exchange(many_levels(m, budget), m, c, budget, seed),
+    "CREPE, own, springs": lambda m, c, budget, seed: sprung(m, c, budget, seed),
     "CREPE, own, 400 steps": lambda m, c, budget, seed: exchange(
         own(m, replace(budget, own_substeps=2 * budget.own_substeps)), m, c, budget, seed
     ),
     "CREPE, own, v = d": lambda m, c, budget, seed: exchange(own(m, budget, math.inf), m, c, budget, seed),
     "CREPE, own, DDPM variance": lambda m, c, budget, seed: exchange(own(m, budget, 0.0), m, c, budget, seed),
 }
-ABLATIONS = tuple(METHODS)[-4:]
+ABLATIONS = tuple(METHODS)[-5:]
 """What the number of levels does, steps of half the size, and the variance of steps; of the first seed only."""
 
 
@@ -241,7 +281,9 @@ def temper(
     for name in methods:
         for seed in seeds[:1] if name in ABLATIONS else seeds:
             facts = {"method": name, "seed": seed, "beta": cooling.beta, "one hand": bool(cooling.alphas)}
-            facts |= {"model": fingerprint(model), "budget": asdict(budget)}
+            facts |= {"model": fingerprint(model.function.state_dict())}  # type: ignore[attr-defined]
+            facts |= {} if cooling.torsions is None else {"torsions": fingerprint(cooling.torsions.tensors())}
+            facts |= {"budget": asdict(budget)}
             result = f"{file_name(name)} {seed}"
             if result in kept:
                 before = kept[result]
@@ -261,10 +303,20 @@ def kept_draws(folder: Path) -> Results:
     return Results(folder / "draws")
 
 
-def fingerprint(model: Denoiser) -> str:
+def drawn(folder: Path, method: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """The draws of all seeds of a method that are kept, and the family of each; None if there are none."""
+    kept = kept_draws(folder)
+    found = [kept.arrays(name) for name in kept.names() if kept[name]["method"] == method]
+    if not found:
+        return None
+    family = [f["family"] + i * 2**32 for i, f in enumerate(found)]
+    return np.concatenate([f["x"] for f in found]), np.concatenate(family)
+
+
+def fingerprint(weights: Mapping[str, Tensor]) -> str:
     """A short hash of the weights, so that draws of one model are not taken for those of another."""
     digest = hashlib.sha256()
-    for name, value in sorted(model.function.state_dict().items()):  # type: ignore[attr-defined]
+    for name, value in sorted(weights.items()):
         digest.update(name.encode() + value.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
