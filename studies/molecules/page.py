@@ -12,40 +12,38 @@ import numpy as np
 from studies.molecules.convergence import BASINS
 from studies.molecules.peptides import PEPTIDES
 from studies.molecules.report import Measured, measured, population_table, table
-from studies.shared.pages import fill, markdown, merged
+from studies.shared.pages import fill, markdown, merged, places
 from studies.shared.results import Results
 from studies.shared.training import load_weights
 
 __all__ = ["checks", "exchanges", "fill_page", "speeds", "weights"]
 
 FIGURES = ("ramachandran", "tica", "energy")
+VARIANTS = ("relaxed", "long", "mended", "springs")
+"""Other runs of a peptide, in `runs/PEPTIDE-VARIANT`."""
+CHECKS = ("ratio", "anisotropy", "torsions", "hands", "descents", "mending", "relaxation")
+"""What the commands of these names, and `mend` and `relax`, keep beside draws."""
 
 
 def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str, ...] = ()) -> list[str]:
-    """Fill in what `runs/PEPTIDE`, `data/PEPTIDE` and the weights hold; the names of the tables that were filled.
-
-    `runs/PEPTIDE-relaxed` is what `relax` wrote, and `runs/PEPTIDE-long` the populations of longer runs.
+    """Fill in what `runs/PEPTIDE`, its variants, `data/PEPTIDE` and the weights hold; the names of the filled tables.
 
     A table for which nothing is kept stays as it is, and so does a figure; so do the rows of others in a table of
-    all peptides. `only` these tables, and no figure, where others are kept from longer runs.
+    all peptides. Of runs, only tables that the page has a place for are filled. `only` these tables, and no figure,
+    where others are kept from longer runs.
     """
-    methods = {name: measured(runs / name) for name in PEPTIDES}
-    tables = {name: table(found, PEPTIDES[name]) for name, found in methods.items() if found}
-    tables |= {f"{name} populations": population_table(found) for name, found in methods.items() if found}
-    for name in PEPTIDES:
-        found, along = measured(runs / f"{name}-relaxed"), Results(runs / f"{name}-relaxed").get("relaxation")
-        tables |= {f"{name} relaxation": along["table"]} if along else {}
-        if found:
-            tables |= {f"{name} relaxed": table(found, PEPTIDES[name])}
-            tables |= {f"{name} relaxed populations": population_table(found)}
-        if found := measured(runs / f"{name}-long"):
-            tables |= {f"{name} long populations": population_table(found)}
-    for kind in ("ratio", "anisotropy", "torsions", "hands", "descents"):
-        kept = {name: Results(runs / name).get(kind) for name in PEPTIDES}
-        tables |= {f"{name} {kind}": found["table"] for name, found in kept.items() if found}
-    others = {"exchange": exchanges(methods), "speed": speeds(data), "dynamics": checks(data)}
-    others |= {"weights": weights(shipped, data)}
-    tables |= {name: merged(page, name, text, list(PEPTIDES)) for name, text in others.items() if text}
+    found: dict[str, str] = {}
+    for name, peptide in PEPTIDES.items():
+        for variant in ("", *VARIANTS):
+            folder, label = runs / f"{name}-{variant}".rstrip("-"), f"{name} {variant}".rstrip()
+            if methods := measured(folder):
+                found |= {label: table(methods, peptide), f"{label} populations": population_table(methods)}
+            kept = {kind: Results(folder).get(kind) for kind in CHECKS}
+            found |= {f"{label} {kind}": record["table"] for kind, record in kept.items() if record}
+    tables = {name: text for name, text in found.items() if name in (only or places(page))}
+    shared = {"exchange": exchanges({name: measured(runs / name) for name in PEPTIDES}), "speed": speeds(data)}
+    shared |= {"dynamics": checks(data), "weights": weights(shipped, data)}
+    tables |= {name: merged(page, name, text, list(PEPTIDES)) for name, text in shared.items() if text}
     tables = {name: text for name, text in tables.items() if not only or name in only}
     fill(page, tables)
     for name in () if only else PEPTIDES:

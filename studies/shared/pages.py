@@ -15,7 +15,7 @@ from pathlib import Path
 from crepe_diffusion.errors import InputError
 from crepe_diffusion.run import publish
 
-__all__ = ["fill", "markdown", "merged"]
+__all__ = ["fill", "markdown", "merged", "places"]
 
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w -]+) -->\n(?P<body>.*?)<!-- end -->", re.DOTALL)
 
@@ -48,19 +48,22 @@ def merged(page: str | Path, name: str, table: str, order: Sequence[str]) -> str
     return "\n".join([head, rule, *sorted(rows, key=lambda row: order.index(about(row)))])
 
 
+def places(page: str | Path) -> list[str]:
+    """The names of the tables that the page has a place for."""
+    return [match["name"] for match in BLOCK.finditer(Path(page).read_text("utf-8"))]
+
+
 def fill(page: str | Path, tables: Mapping[str, str]) -> Path:
     """Put these tables in their places; a table without a place is an error, a place without a table stays."""
-    path = Path(page)
-    text = path.read_text(encoding="utf-8")
-    places = [match["name"] for match in BLOCK.finditer(text)]
+    path, known = Path(page), places(page)
     for name in tables:
-        if name not in places:
-            raise InputError(f"{path} has no place for a table {name!r}; it has {', '.join(places) or 'none'}")
+        if name not in known:
+            raise InputError(f"{path} has no place for a table {name!r}; it has {', '.join(known) or 'none'}")
 
     def put(match: re.Match[str]) -> str:
         name = match["name"]
         body = tables[name].rstrip("\n") + "\n" if name in tables else match["body"]
         return f"<!-- table: {name} -->\n{body}<!-- end -->"
 
-    publish(path, BLOCK.sub(put, text).encode())
+    publish(path, BLOCK.sub(put, path.read_text("utf-8")).encode())
     return path
