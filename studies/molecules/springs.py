@@ -14,6 +14,7 @@ errors `e = x_0 - D` of the model on its own samples at each of some noise level
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +33,9 @@ KINDS = 3
 """Pairs with as many bonds between them, and fewer."""
 FLOOR = 0.001
 """nm; bonds to hydrogen have no spread of their own, and the model's is about this."""
+
+N_ERRORS = 128
+"""Rows whose errors show four strengths; all samples show the spread of pairs."""
 
 MOST = 12.0
 """The logarithms of strengths stay within this."""
@@ -79,35 +83,51 @@ class Network:
         return ((1 - share) * self.strengths[low] + share * self.strengths[low + 1]).exp()
 
     def precision(self, prediction: Tensor, t: Tensor, k: Tensor) -> Tensor:
-        """P of each row, (rows, n, n) in float64, with strengths k (rows or 1, 1 + kinds)."""
-        n = prediction.shape[1] * 3
-        gap = prediction.double().transpose(1, 2) @ self.ends  # (rows, 3, pairs)
-        u = gap / gap.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        ways = (self.ends[:, None] * u[:, None]).reshape(-1, n, len(self.pairs))
-        springs = (ways * (k[:, self.kind] * self.stiffness)[:, None]) @ ways.mT
-        return springs + torch.diag_embed((1 / t.double() ** 2 + k[:, 0])[:, None].expand(-1, n))
+        """P of each row, (rows, n, n), with strengths k (rows or 1, 1 + kinds).
+
+        It has the dtype of the prediction: P is a thousand times stiffer in some directions than in others, at most.
+        """
+        rows, n_atoms = prediction.shape[:2]
+        i, j = self.pairs.T
+        u = torch.nn.functional.normalize(prediction[:, i] - prediction[:, j], dim=2)
+        along = (k[:, self.kind] * self.stiffness).to(u)[:, :, None] * u
+        blocks = along[:, :, :, None] * u[:, :, None]  # (rows, pairs, 3, 3)
+        p = blocks.new_zeros(rows, n_atoms, 3, n_atoms, 3)
+        p[:, i, :, j] = -blocks.transpose(0, 1)
+        p[:, j, :, i] = -blocks.transpose(0, 1)
+        at_atoms = (self.ends.to(u) @ blocks.flatten(2)).unflatten(2, (3, 3))
+        still = (1 / t.double() ** 2 + k[:, 0]).to(u)[:, None, None, None] * torch.eye(3).to(u)
+        everyone = torch.arange(n_atoms)
+        p[:, everyone, :, everyone] = (at_atoms + still).transpose(0, 1)
+        return p.reshape(rows, 3 * n_atoms, 3 * n_atoms)
 
     @cached_property
     def ends(self) -> Tensor:
-        """Of each pair +1 at its first atom and -1 at its second, (atoms, pairs)."""
+        """Which pairs an atom is in, (atoms, pairs) of 0 and 1."""
         one = torch.eye(self.n_atoms, dtype=torch.float64)
-        return (one[self.pairs[:, 0]] - one[self.pairs[:, 1]]).T.contiguous()
+        return (one[self.pairs[:, 0]] + one[self.pairs[:, 1]]).T.contiguous()
 
 
-def strengths(network: Network, prediction: Tensor, error: Tensor, t: float) -> Tensor:
+def strengths(network: Network, prediction: Tensor, error: Tensor, t: float, begin: Tensor | None = None) -> Tensor:
     """The logarithms of `k_0` and of the `k_c` (1 + kinds,) that fit errors (rows, atoms, 3) of predictions best.
 
-    Where noise is so small that springs do not show, a little weight keeps them near 1.
+    Errors have no mean over the atoms, so P is fitted where there is none. Where noise is so small that springs do not
+    show, a little weight keeps them near 1. To `begin` with those of a noise nearby saves most of the time; for `k_0`,
+    which has no slope where it is small, the search begins at the pull of the noise.
     """
-    free = torch.zeros(1 + KINDS, dtype=torch.float64, requires_grad=True)
-    e, times = error.double().flatten(1), torch.full((len(error),), t)
+    first = torch.zeros(1 + KINDS, dtype=torch.float64) if begin is None else begin.clone()
+    first[0] = min(-2 * math.log(t), MOST / 2)
+    free = (MOST * (first / MOST).atanh()).requires_grad_(True)
+    prediction, e, times = prediction.double(), error.double().flatten(1), torch.full((len(error),), t)
 
     def log_k() -> Tensor:
         return MOST * (free / MOST).tanh()
 
     def loss() -> Tensor:
-        p = network.precision(prediction, times, log_k().exp()[None])
-        log_det = 2 * torch.linalg.cholesky(p).diagonal(dim1=1, dim2=2).log().sum(1)
+        k = log_k().exp()
+        p = network.precision(prediction, times, k[None])
+        of_mean = 3 * (1 / t**2 + k[0]).log()
+        log_det = _log_det(torch.linalg.cholesky(p)) - of_mean
         fit = 0.5 * ((e[:, None] @ p @ e[:, :, None])[:, 0, 0] - log_det).mean() / e.shape[1]
         return fit + 1e-6 * free.square().sum()
 
@@ -127,14 +147,14 @@ def strengths(network: Network, prediction: Tensor, error: Tensor, t: float) -> 
 def measured(
     model: Denoiser, bonds: np.ndarray, samples: Tensor, times: np.ndarray, generator: torch.Generator
 ) -> Network:
-    """The network whose springs fit the model's errors on its own samples (rows, atoms, 3) at these noise levels."""
-    network, project = Network.of(bonds, samples), model.process().project
+    """The network whose springs fit the model's errors on `N_ERRORS` samples (rows, atoms, 3) at these noise levels."""
+    network, project, x = Network.of(bonds, samples), model.process().project, samples[:N_ERRORS]
     found: list[Tensor] = []
     for t in times.tolist():
-        y = samples + t * project(torch.randn(samples.shape, generator=generator))
+        y = x + t * project(torch.randn(x.shape, generator=generator))
         prediction = model.predict(y, torch.full((len(y),), t))
-        error = project(samples - prediction)
-        found.append(strengths(network, prediction, error, t))
+        error = project(x - prediction)
+        found.append(strengths(network, prediction, error, t, found[-1] if found else None))
     return replace(network, times=torch.from_numpy(times), strengths=torch.stack(found))
 
 
@@ -167,7 +187,7 @@ class Springs(Gaussian):
         noise = d.sqrt()[:, None] * z[:, :n]
         down = (~up).nonzero()[:, 0]
         p, a, b = self._factors(seen.rows(down), s[down], t[down], coefficients)
-        soft = torch.linalg.solve_triangular(torch.linalg.cholesky(p).mT, z[down, n:, None], upper=True)[:, :, 0]
+        soft = torch.linalg.solve_triangular(torch.linalg.cholesky(p).mT, z[down, n:, None].to(p), upper=True)[:, :, 0]
         noise[down] = a.sqrt()[:, None] * z[down, :n] + b.sqrt()[:, None] * soft
         gain = torch.where(up, coefficients.k_up * d, coefficients.k_down * d).to(x.dtype)
         return x + self.project(noise.reshape(x.shape).to(x.dtype) + gain[:, None, None] * seen.drift)
@@ -190,9 +210,9 @@ class Springs(Gaussian):
         pull = self.coordinates(at_t.predictions[0] - x_t).double() * (d / t.square())[:, None]
         drift = self.coordinates(at_t.drift).double() * (coefficients.k_down * d)[:, None]
         rise = gap - self.coordinates(at_s.drift).double() * (coefficients.k_up * d)[:, None]
-        residuals = torch.stack([gap + pull, gap + drift], 2)
+        residuals = torch.stack([gap + pull, gap + drift], 2).to(p)
         # (a + b P^-1)^-1 = P (a P + b)^-1, and the mean position, which does not move, is no part of the density.
-        both = a[:, None, None] * p + torch.diag_embed(b[:, None].expand(-1, p.shape[1]))
+        both = a.to(p)[:, None, None] * p + torch.diag_embed(b.to(p)[:, None].expand(-1, p.shape[1]))
         root = torch.linalg.cholesky(both)
         squares = ((p @ residuals) * torch.cholesky_solve(residuals, root)).sum(1)
         log_det = _log_det(root) - _log_det(torch.linalg.cholesky(p))
@@ -207,4 +227,4 @@ class Springs(Gaussian):
 
 def _log_det(root: Tensor) -> Tensor:
     """Of the matrices whose Cholesky factors these are, (rows,)."""
-    return 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
+    return 2 * root.diagonal(dim1=1, dim2=2).double().log().sum(1)

@@ -195,17 +195,25 @@ def exchange(recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, 
     return finish(recipe, model, Draws(out.x, out.tours.flatten(), about), budget)
 
 
-def sprung(model: Denoiser, cooling: Cooling, budget: Budget, seed: int) -> Draws:
-    """Replica exchange with the covariance of springs; measuring them on the model's own draws costs rows, too."""
+Sampler = Callable[[Recipe, Denoiser, Cooling, Budget, int], Draws]
+
+
+def sprung(method: Sampler, model: Denoiser, cooling: Cooling, budget: Budget, seed: int, fewer: int = 1) -> Draws:
+    """A method with the covariance of springs, and so many times fewer steps between its levels.
+
+    Springs are measured on the model's own draws, by all steps and with one variance; that costs rows, too.
+    """
     recipe, hot = own(model, budget), Cooling(1.0)
     measuring = replace(budget, rows=N_SPRINGS * len(recipe.ladder.times))
     seen = plain(recipe, model, hot, measuring, seed)
     times, generator = np.geomspace(*ENDS, N_SPRING_TIMES), torch.Generator().manual_seed(seed)
     network = springs.measured(model, np.array(cooling.bonds), seen.x, times, generator)
     process = springs.Springs(zero_mean=0, variance="fisher", network=network)
+    substeps = {name: max(1, getattr(budget, name) // fewer) for name in ("own_substeps", "substeps")}
+    recipe = own(model, replace(budget, **substeps))
     recipe = replace(recipe, options=recipe.options | {"process": process})
-    spent = seen.about["rows"] + len(seen.x) * len(times)
-    draws = exchange(recipe, model, cooling, replace(budget, rows=budget.rows - spent), seed)
+    spent = seen.about["rows"] + springs.N_ERRORS * len(times)
+    draws = method(recipe, model, cooling, replace(budget, rows=budget.rows - spent), seed)
     return replace(draws, about=draws.about | {"rows": draws.about["rows"] + spent})
 
 
@@ -218,13 +226,15 @@ def finish(recipe: Recipe, model: Denoiser, draws: Draws, budget: Budget) -> Dra
     return replace(draws, x=torch.cat(parts), about=draws.about | {"rows": draws.about["rows"] + len(draws.x)})
 
 
-def particles(recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, seed: int, weight: cd.Weight) -> Draws:
+def particles(
+    recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, seed: int, weight: cd.Weight | None = None
+) -> Draws:
     """SMC in batches, resampled to equal weights at the end."""
     n_batches = max(1, budget.rows // (budget.batch * len(recipe.resampling.times)))
     smc = cd.SMC(
         cooling.target(model), recipe.resampling, n_particles=budget.batch, n_batches=n_batches, seed=seed,
-        weight=weight, ess_threshold=recipe.ess_threshold, pool=recipe.pool, micro_batch=budget.micro_batch,
-        **recipe.options,
+        weight=weight or cd.PathWork(), ess_threshold=recipe.ess_threshold, pool=recipe.pool,
+        micro_batch=budget.micro_batch, **recipe.options,
     )  # fmt: skip
     out = smc.sample()
     about = {"rows": out.evaluations.rows, "log_z": out.batch_log_z.tolist(), "ess": out.batch_ess.tolist()}
@@ -253,21 +263,23 @@ METHODS: dict[str, Run] = {
     "FKC, annealed noise": lambda m, c, budget, seed: particles(
         paper(m, budget), m, c, budget, seed, cd.FeynmanKac(cooled=True)
     ),
-    "RNE, paper": lambda m, c, budget, seed: particles(paper(m, budget), m, c, budget, seed, cd.PathWork()),
+    "RNE, paper": lambda m, c, budget, seed: particles(paper(m, budget), m, c, budget, seed),
     "CREPE, paper": lambda m, c, budget, seed: exchange(paper(m, budget), m, c, budget, seed),
     "annealed score, own": lambda m, c, budget, seed: plain(own(m, budget), m, c, budget, seed),
-    "RNE, own": lambda m, c, budget, seed: particles(own(m, budget), m, c, budget, seed, cd.PathWork()),
+    "RNE, own": lambda m, c, budget, seed: particles(own(m, budget), m, c, budget, seed),
     "CREPE, own": lambda m, c, budget, seed: exchange(own(m, budget), m, c, budget, seed),
     "CREPE, own, 51 levels": lambda m, c, budget, seed: exchange(many_levels(m, budget), m, c, budget, seed),
-    "CREPE, own, springs": lambda m, c, budget, seed: sprung(m, c, budget, seed),
+    "CREPE, own, springs": lambda m, c, budget, seed: sprung(exchange, m, c, budget, seed),
+    "CREPE, own, springs, 50 steps": lambda m, c, budget, seed: sprung(exchange, m, c, budget, seed, 4),
+    "RNE, own, springs, 50 steps": lambda m, c, budget, seed: sprung(particles, m, c, budget, seed, 4),
     "CREPE, own, 400 steps": lambda m, c, budget, seed: exchange(
         own(m, replace(budget, own_substeps=2 * budget.own_substeps)), m, c, budget, seed
     ),
     "CREPE, own, v = d": lambda m, c, budget, seed: exchange(own(m, budget, math.inf), m, c, budget, seed),
     "CREPE, own, DDPM variance": lambda m, c, budget, seed: exchange(own(m, budget, 0.0), m, c, budget, seed),
 }
-ABLATIONS = tuple(METHODS)[-5:]
-"""What the number of levels does, steps of half the size, and the variance of steps; of the first seed only."""
+ABLATIONS = tuple(METHODS)[-7:]
+"""What the number and the size of steps do, and their variance; of the first seed only."""
 
 
 def temper(

@@ -51,6 +51,7 @@ def variance(draws, beta):
         ("RNE, own", 0.94, 1.06),
         ("CREPE, own", 0.84, 1.16),
         ("CREPE, own, springs", 0.84, 1.16),
+        ("RNE, own, springs, 50 steps", 0.94, 1.06),
         # Euler-Maruyama steps shrink variances: measured 0.92 to 0.97 on this ladder.
         ("FKC, annealed score", 0.85, 1.06),
         ("RNE, paper", 0.85, 1.06),
