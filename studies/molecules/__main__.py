@@ -15,6 +15,7 @@ from studies.shared.results import Results
 
 if TYPE_CHECKING:
     from studies.molecules.peptides import Peptide
+    from studies.molecules.tempering import Cooling
 
 DATA = Path("data/molecules")
 RUNS = Path("runs/molecules")
@@ -122,6 +123,14 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--frames", type=int, default=2000, metavar="N", help="of each basin")
     sub.add_argument("--steps", type=int, nargs="+", default=[200, 400, 800], metavar="N", help="of the ladder")
     sub.set_defaults(command=_anisotropy)
+
+    sub = commands.add_parser("steps", parents=[shared], help="log Z by the number of steps, with and without springs")
+    sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
+    sub.add_argument("--particles", type=int, default=500, metavar="N", help="in each of two batches")
+    sub.add_argument("--steps", type=int, nargs="+", default=[25, 50, 100, 200, 400], metavar="N")
+    sub.add_argument("--one-hand", action="store_true", help="tilt to alpha carbons of one hand")
+    sub.set_defaults(command=_steps)
 
     sub = commands.add_parser("torsions", parents=[shared], help="whether the model's hot error explains cold basins")
     sub.add_argument("--out", type=Path, metavar="DIR", help="where draws are kept (default: runs/molecules/PEPTIDE)")
@@ -275,7 +284,6 @@ def _temper(given: argparse.Namespace) -> int:
     import torch
 
     from studies.molecules import mending, model, tempering
-    from studies.molecules.geometry import alphas, bonds
 
     torch.set_num_threads(given.threads)
     chosen = given.peptide
@@ -284,13 +292,20 @@ def _temper(given: argparse.Namespace) -> int:
     budget = tempering.Budget(rows=given.rows)
     began = time.monotonic()
     trained = model.load_model(given.weights or chosen.name)
-    centres = alphas(bonds(chosen)).tolist() if given.one_hand else []
     torsions = mending.load(_torsions_file(chosen, folder)) if given.mended else None
-    chain = tuple(map(tuple, bonds(chosen).tolist()))
-    cooling = tempering.Cooling(chosen.beta, tuple(map(tuple, centres)), torsions, chain)
+    cooling = replace(_cooling(chosen, given.one_hand), torsions=torsions)
     for name in tempering.temper(trained, cooling, folder, budget, tuple(given.seeds), methods):
         print(f"{time.monotonic() - began:8.0f} s  {name}", flush=True)
     return 0
+
+
+def _cooling(chosen: Peptide, one_hand: bool) -> Cooling:
+    from studies.molecules import tempering
+    from studies.molecules.geometry import alphas, bonds
+
+    pairs = bonds(chosen)
+    centres = alphas(pairs).tolist() if one_hand else []
+    return tempering.Cooling(chosen.beta, tuple(map(tuple, centres)), bonds=tuple(map(tuple, pairs.tolist())))
 
 
 def _torsions_file(chosen: Peptide, folder: Path) -> Path:
@@ -372,6 +387,23 @@ def _anisotropy(given: argparse.Namespace) -> int:
     print(anisotropy.table(found))
     record = {"table": anisotropy.table(found), "checks": {name: asdict(c) for name, c in found.items()}}
     Results(given.out or RUNS / chosen.name).save("anisotropy", record)
+    return 0
+
+
+def _steps(given: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    import torch
+
+    from studies.molecules import model, steps
+
+    torch.set_num_threads(1)
+    chosen = given.peptide
+    trained = model.load_model(given.weights or chosen.name)
+    found = steps.compare(trained, _cooling(chosen, given.one_hand), tuple(given.steps), given.particles, 2)
+    print(steps.table(found))
+    record = {"table": steps.table(found), "found": [asdict(f) for f in found]}
+    Results(given.out or RUNS / chosen.name).save("steps", record)
     return 0
 
 

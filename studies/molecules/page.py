@@ -21,7 +21,7 @@ __all__ = ["checks", "exchanges", "fill_page", "speeds", "weights"]
 FIGURES = ("ramachandran", "tica", "energy")
 VARIANTS = ("relaxed", "long", "mended", "springs")
 """Other runs of a peptide, in `runs/PEPTIDE-VARIANT`."""
-CHECKS = ("ratio", "anisotropy", "torsions", "hands", "descents", "mending", "relaxation")
+CHECKS = ("ratio", "anisotropy", "torsions", "hands", "descents", "mending", "relaxation", "steps")
 """What the commands of these names, and `mend` and `relax`, keep beside draws."""
 
 

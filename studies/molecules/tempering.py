@@ -49,6 +49,7 @@ __all__ = [
     "drawn",
     "file_name",
     "kept_draws",
+    "measured_springs",
     "temper",
 ]
 
@@ -198,21 +199,26 @@ def exchange(recipe: Recipe, model: Denoiser, cooling: Cooling, budget: Budget, 
 Sampler = Callable[[Recipe, Denoiser, Cooling, Budget, int], Draws]
 
 
-def sprung(method: Sampler, model: Denoiser, cooling: Cooling, budget: Budget, seed: int, fewer: int = 1) -> Draws:
-    """A method with the covariance of springs, and so many times fewer steps between its levels.
+def measured_springs(model: Denoiser, cooling: Cooling, budget: Budget, seed: int) -> tuple[springs.Springs, int]:
+    """The process with springs as the model's own draws show them, and the rows this took.
 
-    Springs are measured on the model's own draws, by all steps and with one variance; that costs rows, too.
+    Those draws are made by all steps of the budget with one variance.
     """
-    recipe, hot = own(model, budget), Cooling(1.0)
+    recipe = own(model, budget)
     measuring = replace(budget, rows=N_SPRINGS * len(recipe.ladder.times))
-    seen = plain(recipe, model, hot, measuring, seed)
+    seen = plain(recipe, model, Cooling(1.0), measuring, seed)
     times, generator = np.geomspace(*ENDS, N_SPRING_TIMES), torch.Generator().manual_seed(seed)
     network = springs.measured(model, np.array(cooling.bonds), seen.x, times, generator)
     process = springs.Springs(zero_mean=0, variance="fisher", network=network)
+    return process, seen.about["rows"] + springs.N_ERRORS * len(times)
+
+
+def sprung(method: Sampler, model: Denoiser, cooling: Cooling, budget: Budget, seed: int, fewer: int = 1) -> Draws:
+    """A method with the covariance of springs, and so many times fewer steps between its levels."""
+    process, spent = measured_springs(model, cooling, budget, seed)
     substeps = {name: max(1, getattr(budget, name) // fewer) for name in ("own_substeps", "substeps")}
     recipe = own(model, replace(budget, **substeps))
     recipe = replace(recipe, options=recipe.options | {"process": process})
-    spent = seen.about["rows"] + springs.N_ERRORS * len(times)
     draws = method(recipe, model, cooling, replace(budget, rows=budget.rows - spent), seed)
     return replace(draws, about=draws.about | {"rows": draws.about["rows"] + spent})
 

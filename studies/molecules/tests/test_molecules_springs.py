@@ -14,7 +14,9 @@ from crepe_diffusion import InputError
 from crepe_diffusion.models import Denoiser
 from crepe_diffusion.processes import Coefficients, Evaluation, Gaussian
 from crepe_diffusion.random import Stream
+from studies.molecules import steps
 from studies.molecules.springs import Network, Springs, strengths
+from studies.molecules.tempering import ENDS, Cooling
 
 N = 5
 BONDS = torch.tensor([[0, 1], [1, 2], [2, 3], [1, 4]])
@@ -184,6 +186,22 @@ def test_springs_make_a_stiff_law_nearly_exact():
     error, share = run(Gaussian(zero_mean=0, variance="fisher"))
     assert error > 3
     assert share < 0.05
+
+
+def test_the_table_of_steps_finds_the_same():
+    """Springs that are measured on the law's own draws; what the table says of them and of one variance."""
+    low, high = ENDS
+    basis = subspace()
+    covariance = torch.linalg.inv(basis @ stiffness_of_law() @ basis.T)
+    noised = [torch.logdet(covariance + t * t * torch.eye(len(basis), dtype=torch.float64)) for t in (low, high)]
+    exact = -0.5 * float(noised[0] - noised[1])
+    cooling = Cooling(2.0, bonds=tuple(map(tuple, BONDS.tolist())))
+    one, springs = steps.compare(law(), cooling, (16,), 200, 2)
+    assert abs(springs.log_z - exact) < 1.0 < 3.0 < one.log_z - exact
+    assert springs.share > 0.3 > 3 * one.share
+    text = steps.table([one, springs])
+    assert [line.split(" | ")[0] for line in text.splitlines()[2:]] == ["| one variance", "| springs"]
+    assert f"{springs.log_z:.1f} +- {springs.error:.1f}" in text.splitlines()[3]
 
 
 def test_springs_refuse_what_they_cannot_do():
