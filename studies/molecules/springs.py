@@ -212,7 +212,8 @@ class Springs(Gaussian):
         rise = gap - self.coordinates(at_s.drift).double() * (coefficients.k_up * d)[:, None]
         residuals = torch.stack([gap + pull, gap + drift], 2).to(p)
         # (a + b P^-1)^-1 = P (a P + b)^-1, and the mean position, which does not move, is no part of the density.
-        both = a.to(p)[:, None, None] * p + torch.diag_embed(b.to(p)[:, None].expand(-1, p.shape[1]))
+        both = a.to(p)[:, None, None] * p
+        both.diagonal(dim1=1, dim2=2).add_(b.to(p)[:, None])
         root = torch.linalg.cholesky(both)
         squares = ((p @ residuals) * torch.cholesky_solve(residuals, root)).sum(1)
         log_det = _log_det(root) - _log_det(torch.linalg.cholesky(p))
