@@ -11,9 +11,12 @@ only a little less often, for as many steps, and with fewer levels a replica has
 Each alpha carbon chooses its hand under much noise, and a model that errs there draws molecules of both, which no
 dynamics make. With `alphas` every method samples `pi(x) exp(r(x))` instead,
 
-    r(x) = 10 sum_c (tanh(2 V_c) - 1),      V_c the signed volume at an alpha carbon, in units of bonds
+    r(x) = 10 (|sum_c tanh(2 V_c)| - n),      V_c the signed volume at one of n alpha carbons, in units of bonds
 
-which is nearly 0 where all are of one hand, and less than -20 for each that is not. With `torsions` it is
+which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not. The reward is a black
+box that acts below `DECIDED`. Earlier and with its gradient it would tell a molecule which hand to take while that is
+open: then hardly one has mixed hands on the way down, but only 2.2 % of hot residues of the tetrapeptide have phi > 0,
+where the dynamics have 5.8 and the model without the reward 6.2 +- 0.5. With `torsions` it is
 `p_hot(x) exp(c(x))` that is raised: `mending.py` learns c from hot frames and draws of the model.
 """
 
@@ -55,6 +58,7 @@ __all__ = [
 
 
 ENDS = (0.0005, 1.5)  # nm
+DECIDED = 0.03  # nm; the hand of a residue shows in predictions from far more noise on
 N_SPRINGS, N_SPRING_TIMES = 256, 12
 """Draws of the model whose errors show its springs, and noise levels between which these are interpolated."""
 SHORTEST_ROUND = 10  # iterations: each pair meets five times, the least from which a rejection can be estimated
@@ -85,7 +89,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Cooling:
-    """The target `p^beta`, with all alpha carbons (centre and three neighbours, each) of one hand if they are given.
+    """The target `p^beta`, with all `alphas` (a carbon and three neighbours, each) of one hand if they are given.
 
     With `torsions` it is that of the model tilted by them. `bonds` are those of the molecule, for springs.
     """
@@ -96,7 +100,7 @@ class Cooling:
     bonds: tuple[tuple[int, ...], ...] = ()
 
     def target(self, model: Denoiser) -> cd.Target:
-        """Of the two hands, which are equally good, the tilt chooses one. The power is that of the mended model."""
+        """The power is that of the mended model; the tilt to one hand does not grow with it."""
         hot = model.as_target()
         if self.torsions is not None:
             hot = hot.tilt(self.torsions, name="torsions", anneal=cd.anneal.power(1))
@@ -105,9 +109,10 @@ class Cooling:
         centres = torch.tensor(self.alphas)
 
         def one_hand(x: Tensor) -> Tensor:
-            return 10 * ((2 * volumes(x, centres) / BOND**3).tanh() - 1).sum(1)
+            return 10 * ((2 * volumes(x, centres) / BOND**3).tanh().sum(1).abs() - len(centres))
 
-        return (hot**self.beta).tilt(one_hand, name="one hand", anneal=cd.anneal.power(1), guidance="gradient")
+        late = cd.anneal.of_time(lambda t: 1 / (1 + (t / DECIDED) ** 2))
+        return (hot**self.beta).tilt(one_hand, name="one hand", anneal=late)
 
 
 @dataclass(frozen=True)
