@@ -99,13 +99,8 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
     sub.add_argument("--one-hand", action="store_true", help="tilt every method to alpha carbons of one hand")
-    sub.add_argument("--mended", action="store_true", help="tilt every method by the torsions that `mend` has learned")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_temper)
-
-    sub = commands.add_parser("mend", parents=[shared], help="learn the tilt that gives the hot model its torsions")
-    sub.add_argument("--out", type=Path, metavar="DIR", help="where draws are kept (default: runs/molecules/PEPTIDE)")
-    sub.set_defaults(command=_mend)
 
     sub = commands.add_parser("ratio", parents=[shared], help="the ratio that swaps compare, against the known energy")
     sub.add_argument("--weights", help="a file (default: the shipped weights of the peptide)")
@@ -283,7 +278,7 @@ def _join(given: argparse.Namespace) -> int:
 def _temper(given: argparse.Namespace) -> int:
     import torch
 
-    from studies.molecules import mending, model, tempering
+    from studies.molecules import model, tempering
 
     torch.set_num_threads(given.threads)
     chosen = given.peptide
@@ -292,8 +287,7 @@ def _temper(given: argparse.Namespace) -> int:
     budget = tempering.Budget(rows=given.rows)
     began = time.monotonic()
     trained = model.load_model(given.weights or chosen.name)
-    torsions = mending.load(_torsions_file(chosen, folder)) if given.mended else None
-    cooling = replace(_cooling(chosen, given.one_hand), torsions=torsions)
+    cooling = _cooling(chosen, given.one_hand)
     for name in tempering.temper(trained, cooling, folder, budget, tuple(given.seeds), methods):
         print(f"{time.monotonic() - began:8.0f} s  {name}", flush=True)
     return 0
@@ -306,35 +300,6 @@ def _cooling(chosen: Peptide, one_hand: bool) -> Cooling:
     pairs = bonds(chosen)
     centres = alphas(pairs).tolist() if one_hand else []
     return tempering.Cooling(chosen.beta, tuple(map(tuple, centres)), bonds=tuple(map(tuple, pairs.tolist())))
-
-
-def _torsions_file(chosen: Peptide, folder: Path) -> Path:
-    """What `mend` left beside the draws, or else what is shipped."""
-    name = f"{chosen.name}-torsions.safetensors"
-    return folder / name if (folder / name).exists() else HERE / "weights" / name
-
-
-def _mend(given: argparse.Namespace) -> int:
-    import numpy as np
-
-    from studies.molecules import data, mending
-    from studies.molecules.geometry import bonds, same_hand
-    from studies.molecules.tempering import UNTEMPERED, drawn
-
-    chosen, folder = given.peptide, given.out or RUNS / given.peptide.name
-    hot = np.concatenate(data.read_trajectories(given.data, chosen, chosen.hot, given.equilibration))
-    found = drawn(folder, UNTEMPERED)
-    if found is None:
-        raise InputError(f"no untempered samples in {folder}: temper --methods {UNTEMPERED!r}")
-    x, mixed, _ = same_hand(found[0], bonds(chosen), hot[0])
-    x = x[~mixed]
-    tilt = mending.learned(chosen, x[::2], hot[::2])
-    text = mending.table(chosen, tilt, x[1::2], hot[1::2])
-    print(text)
-    about = {"peptide": chosen.name, "n_draws": str(len(x[::2])), "n_frames": str(len(hot[::2]))}
-    tilt.save(folder / f"{chosen.name}-torsions.safetensors", about)
-    Results(folder).save("mending", {"table": text})
-    return 0
 
 
 def _ratio(given: argparse.Namespace) -> int:

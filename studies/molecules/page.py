@@ -19,10 +19,10 @@ from studies.shared.training import load_weights
 __all__ = ["checks", "exchanges", "fill_page", "speeds", "weights"]
 
 FIGURES = ("ramachandran", "tica", "energy")
-VARIANTS = ("relaxed", "long", "mended", "springs")
+VARIANTS = ("relaxed", "long", "springs")
 """Other runs of a peptide, in `runs/PEPTIDE-VARIANT`."""
-CHECKS = ("ratio", "anisotropy", "torsions", "hands", "descents", "mending", "relaxation", "steps")
-"""What the commands of these names, and `mend` and `relax`, keep beside draws."""
+CHECKS = ("ratio", "anisotropy", "torsions", "hands", "descents", "relaxation", "steps")
+"""What the commands of these names, and `relax`, keep beside draws."""
 
 
 def fill_page(page: Path, runs: Path, data: Path, shipped: Path, only: tuple[str, ...] = ()) -> list[str]:

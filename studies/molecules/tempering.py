@@ -13,11 +13,9 @@ dynamics make. With `alphas` every method samples `pi(x) exp(r(x))` instead,
 
     r(x) = 10 (|sum_c tanh(2 V_c)| - n),      V_c the signed volume at one of n alpha carbons, in units of bonds
 
-which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not. The reward is a black
-box that acts below `DECIDED`. Earlier and with its gradient it would tell a molecule which hand to take while that is
-open: then hardly one has mixed hands on the way down, but only 2.2 % of hot residues of the tetrapeptide have phi > 0,
-where the dynamics have 5.8 and the model without the reward 6.2 +- 0.5. With `torsions` it is
-`p_hot(x) exp(c(x))` that is raised: `mending.py` learns c from hot frames and draws of the model.
+which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not. The reward is a black box that
+acts below `DECIDED`. Earlier and with its gradient it would tell a molecule which hand to take while that is open; then
+hardly one has mixed hands on the way down, but the others are changed too (`docs/decisions.md`).
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ from crepe_diffusion import InputError
 from crepe_diffusion.models import Denoiser
 from crepe_diffusion.processes import EulerMaruyama, Gaussian
 from studies.molecules import springs
-from studies.molecules.mending import Torsions
 from studies.molecules.network import BOND, volumes
 from studies.shared.results import Results
 
@@ -91,28 +88,25 @@ class Budget:
 class Cooling:
     """The target `p^beta`, with all `alphas` (a carbon and three neighbours, each) of one hand if they are given.
 
-    With `torsions` it is that of the model tilted by them. `bonds` are those of the molecule, for springs.
+    `bonds` are those of the molecule, for springs.
     """
 
     beta: float
     alphas: tuple[tuple[int, ...], ...] = ()
-    torsions: Torsions | None = None
     bonds: tuple[tuple[int, ...], ...] = ()
 
     def target(self, model: Denoiser) -> cd.Target:
-        """The power is that of the mended model; the tilt to one hand does not grow with it."""
-        hot = model.as_target()
-        if self.torsions is not None:
-            hot = hot.tilt(self.torsions, name="torsions", anneal=cd.anneal.power(1))
+        """The tilt to one hand does not grow with the power."""
+        cold = model.as_target() ** self.beta
         if not self.alphas:
-            return hot**self.beta
+            return cold
         centres = torch.tensor(self.alphas)
 
         def one_hand(x: Tensor) -> Tensor:
             return 10 * ((2 * volumes(x, centres) / BOND**3).tanh().sum(1).abs() - len(centres))
 
         late = cd.anneal.of_time(lambda t: 1 / (1 + (t / DECIDED) ** 2))
-        return (hot**self.beta).tilt(one_hand, name="one hand", anneal=late)
+        return cold.tilt(one_hand, name="one hand", anneal=late)
 
 
 @dataclass(frozen=True)
@@ -305,7 +299,6 @@ def temper(
         for seed in seeds[:1] if name in ABLATIONS else seeds:
             facts = {"method": name, "seed": seed, "beta": cooling.beta, "one hand": bool(cooling.alphas)}
             facts |= {"model": fingerprint(model.function.state_dict())}  # type: ignore[attr-defined]
-            facts |= {} if cooling.torsions is None else {"torsions": fingerprint(cooling.torsions.tensors())}
             facts |= {"budget": asdict(budget)}
             result = f"{file_name(name)} {seed}"
             if result in kept:
