@@ -13,9 +13,9 @@ dynamics make. With `alphas` every method samples `pi(x) exp(r(x))` instead,
 
     r(x) = 10 (|sum_c tanh(2 V_c)| - n),      V_c the signed volume at one of n alpha carbons, in units of bonds
 
-which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not. The reward is a black box that
-acts below `DECIDED`. Earlier and with its gradient it would tell a molecule which hand to take while that is open; then
-hardly one has mixed hands on the way down, but the others are changed too (`docs/decisions.md`).
+which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not. The reward is a black
+box that acts below `DECIDED`. Earlier and with its gradient it would tell a molecule which hand to take while that is
+open; then hardly one has mixed hands on the way down, but the others are changed too (`docs/decisions.md`).
 """
 
 from __future__ import annotations
