@@ -36,22 +36,29 @@ def descend(model: Denoiser, x: Tensor, top: float, generator: torch.Generator, 
 
 
 def examine(model: Denoiser, frames: np.ndarray, peptide: Peptide, seed: int = 0) -> list[list[float]]:
-    """Noise, quartiles of the energy (kJ/mol), shares of phi > 0 and of mixed hands, row by row; first the frames'."""
+    """Row by row, first the frames': noise, energies (kJ/mol), shares of phi > 0 and of mixed hands.
+
+    Energies are quartiles of all, and the medians of molecules without and with residues that have phi > 0.
+    """
     generator, x = torch.Generator().manual_seed(seed), torch.from_numpy(frames).float()
     out = []
     for top in (0.0, *TOPS):
         y = (descend(model, x, top, generator) if top else x).numpy()
         y, mixed, _ = same_hand(y, bonds(peptide), frames[0])
-        quartiles = np.percentile(energies(peptide, y), [25, 50, 75]).tolist()
-        out.append([top, *quartiles, float(basins(y, peptide)[:, 0].mean()), float(mixed.mean())])
+        energy, right = energies(peptide, y), basins(y, peptide)[:, 0]
+        some = [float(np.median(energy[rows])) if rows.any() else np.nan for rows in (right == 0, right > 0)]
+        out.append(
+            [top, *np.percentile(energy, [25, 50, 75]).tolist(), *some, float(right.mean()), float(mixed.mean())]
+        )
     return out
 
 
 def table(found: list[list[float]]) -> str:
     """Energies as median and quartiles."""
-    head = ["noised to (nm)", "U: median (quartiles), kJ/mol", "phi > 0 (%)", "mixed hands (%)"]
+    head = ["noised to (nm)", "U: median (quartiles), kJ/mol", "with phi < 0 only", "with some phi > 0"]
+    head += ["phi > 0 (%)", "mixed hands (%)"]
     lines = []
-    for top, low, middle, high, right, mixed in found:
+    for top, low, middle, high, left, some, right, mixed in found:
         noise, energy = f"{top:g}" if top else "not at all", f"{middle:.0f} ({low:.0f}, {high:.0f})"
-        lines.append([noise, energy, f"{100 * right:.2f}", f"{100 * mixed:.1f}"])
+        lines.append([noise, energy, f"{left:.0f}", f"{some:.0f}", f"{100 * right:.2f}", f"{100 * mixed:.1f}"])
     return markdown(head, lines)
