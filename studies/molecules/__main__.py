@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, metavar="DIR", help="default: runs/molecules/PEPTIDE")
     sub.add_argument("--rows", type=int, default=1_500_000, help="network evaluations of each method and seed")
     sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all")
+    sub.add_argument("--methods", nargs="+", metavar="NAME", help="default: all but those with springs")
     sub.add_argument("--one-hand", action="store_true", help="tilt every method to alpha carbons of one hand")
     sub.add_argument("--threads", type=int, default=1)
     sub.set_defaults(command=_temper)
@@ -283,7 +283,7 @@ def _temper(given: argparse.Namespace) -> int:
     torch.set_num_threads(given.threads)
     chosen = given.peptide
     folder = given.out or RUNS / chosen.name
-    methods = tuple(given.methods or tempering.METHODS)
+    methods = tuple(given.methods or tempering.USUAL)
     budget = tempering.Budget(rows=given.rows)
     began = time.monotonic()
     trained = model.load_model(given.weights or chosen.name)

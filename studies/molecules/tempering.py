@@ -43,6 +43,7 @@ __all__ = [
     "ABLATIONS",
     "METHODS",
     "UNTEMPERED",
+    "USUAL",
     "Budget",
     "Cooling",
     "Draws",
@@ -283,6 +284,8 @@ METHODS: dict[str, Run] = {
     "CREPE, own, v = d": lambda m, c, budget, seed: exchange(own(m, budget, math.inf), m, c, budget, seed),
     "CREPE, own, DDPM variance": lambda m, c, budget, seed: exchange(own(m, budget, 0.0), m, c, budget, seed),
 }
+USUAL = tuple(name for name in METHODS if "springs" not in name)
+"""What `temper` does if it is not told; springs take two to four times the time of a row."""
 ABLATIONS = tuple(METHODS)[-7:]
 """What the number and the size of steps do, and their variance; of the first seed only."""
 
