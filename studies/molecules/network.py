@@ -25,7 +25,11 @@ __all__ = ["BOND", "EGNN", "LIMIT", "Folded", "Fragments", "PairForces", "Split"
 
 BOND = 0.12  # nm
 LIMIT = 10.0
-"""Answers have a root mean square of about 1. Where two atoms meet, as they never do in data, they may be anything."""
+"""Answers have a root mean square of about 1. Where two atoms meet, as they never do in data, they may be anything.
+
+Beyond the limit an answer counts the less the larger it is, so that the best linear denoiser is left. At the limit itself,
+answers that point outwards would carry a molecule away, and its density would grow on the way.
+"""
 
 
 class NoiseWaves(nn.Module):
@@ -211,7 +215,7 @@ class Folded(nn.Module):
         y = y * mirror
         order = self._names(y)[:, :, None].expand_as(y)
         answer = self.inner(y.gather(1, order), c_noise)
-        answer = answer * (LIMIT / answer.square().mean((1, 2), keepdim=True).clamp(min=LIMIT**2).sqrt())
+        answer = answer * (LIMIT**2 / answer.square().mean((1, 2), keepdim=True).clamp(min=LIMIT**2))
         return torch.empty_like(answer).scatter_(1, order, answer) * mirror
 
     def _names(self, y: Tensor) -> Tensor:

@@ -107,8 +107,8 @@ def test_a_folded_network_knows_all_turns_of_a_methyl_group():
     assert worst(before, (2, 3, 1)) > 1e-3
 
 
-def test_answers_are_bounded_where_atoms_meet():
-    """Any other answer is left as it is, to the bit."""
+def test_answers_count_the_less_the_larger_they_are_where_atoms_meet():
+    """Their size is `LIMIT^2 / size` beyond the limit, so never larger; any other answer is left as it is, to the bit."""
 
     class Fixed(torch.nn.Module):
         def forward(self, y: torch.Tensor, c_noise: torch.Tensor) -> torch.Tensor:
@@ -120,9 +120,12 @@ def test_answers_are_bounded_where_atoms_meet():
     y[:, 5] = y[:, 4] + torch.linalg.cross(y[:, 2] - y[:, 4], y[:, 3] - y[:, 4])
     folded = Folded(Fixed(), torch.tensor([[0, 1, 2, 3]]), torch.tensor([[4, 2, 3, 5]]))
     assert torch.equal(folded(y, torch.zeros(8)), answer)
-    answer = 1e6 * answer
-    size = folded(y, torch.zeros(8)).square().mean((1, 2)).sqrt()
-    assert (size / LIMIT - 1).abs().max() < 1e-5
+    bare = answer
+    for factor in (LIMIT, 100 * LIMIT, 1e6):
+        answer = factor / bare.square().mean((1, 2), keepdim=True).sqrt() * bare
+        out = folded(y, torch.zeros(8))
+        assert (out.square().mean((1, 2)).sqrt() * factor / LIMIT**2 - 1).abs().max() < 1e-5
+        assert torch.nn.functional.cosine_similarity(out.flatten(1), bare.flatten(1)).min() > 1 - 1e-5
 
 
 def test_fragments_of_one_kind_share_a_network():
