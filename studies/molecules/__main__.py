@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--batch", type=int, default=256)
     sub.add_argument("--rate", type=float, default=1e-3)
     sub.add_argument("--unfolded", action="store_true", help="show the network whichever hand there is")
+    sub.add_argument("--wide", action="store_true", help="tell hands by wide volumes, under more noise")
     sub.add_argument("--rotors", action="store_true", help="show it one of the three turns of each methyl group")
     sub.add_argument("--fragments", action="store_true", help="add small networks of methyl groups and what is around")
     sub.add_argument("--windows", action="store_true", help="add one network for all residues with what is around them")
@@ -234,6 +235,7 @@ def _train(given: argparse.Namespace) -> int:
 
     from studies.molecules import data, model
     from studies.molecules.geometry import alphas, anchors, bonds, methyls, stereocentres, wide_centres
+    from studies.molecules.hands import N_READ, read_out
 
     torch.set_num_threads(given.threads)
     chosen = given.peptide
@@ -258,6 +260,9 @@ def _train(given: argparse.Namespace) -> int:
     network = network | model.parts(pairs, given.fragments, given.windows)
     if handed and not given.unfolded:
         fold = {"alphas": alphas(pairs).tolist(), "methyls": methyls(pairs).tolist()}
+        if given.wide:
+            some = frames[0][:: max(1, len(frames[0]) // N_READ)]
+            fold |= dict(zip(("alphas", "weights"), (v.tolist() for v in read_out(some, chosen)), strict=True))
         network = network | {"fold": fold | ({"anchors": anchors(pairs).tolist()} if given.rotors else {})}
     for line in model.train_model(
         frames, folder, chosen.name, network, settings, centres, groups, about, start=given.start, part=given.noise,

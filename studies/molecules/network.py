@@ -27,8 +27,8 @@ BOND = 0.12  # nm
 LIMIT = 10.0
 """Answers have a root mean square of about 1. Where two atoms meet, as they never do in data, they may be anything.
 
-Beyond the limit an answer counts the less the larger it is, so that the best linear denoiser is left. At the limit itself,
-answers that point outwards would carry a molecule away, and its density would grow on the way.
+Beyond the limit an answer counts the less the larger it is, so that the best linear denoiser is left. At the limit
+itself, answers that point outwards would carry a molecule away, and its density would grow on the way.
 """
 
 
@@ -79,9 +79,8 @@ class PairForces(nn.Module):
         self.register_buffer("centres", torch.zeros(0, 4, dtype=torch.long) if centres is None else centres.clone())
         # What joins two atoms is a product with a matrix of +1 and -1. On a CPU, gathering atoms and adding up forces
         # by their indices takes longer.
-        edges = torch.cat([self.centres[:, [k, 0]] for k in (1, 2, 3)])
         self.register_buffer("ends", _differences(pairs, n_atoms), persistent=False)
-        self.register_buffer("spans", _differences(edges, n_atoms), persistent=False)
+        self.register_buffer("spans", _spans(self.centres, n_atoms), persistent=False)
         self.register_buffer("mean", torch.ones(len(pairs)))
         self.register_buffer("std", torch.ones(len(pairs)))
         self.sigma_data, self.squares = sigma_data, squares
@@ -153,6 +152,11 @@ def _differences(pairs: Tensor, n_atoms: int) -> Tensor:
     return (one[pairs[:, 0]] - one[pairs[:, 1]]).T.contiguous()
 
 
+def _spans(centres: Tensor, n_atoms: int) -> Tensor:
+    """The matrix that takes coordinates to the first, second and third neighbours of all centres, less the centre."""
+    return _differences(torch.cat([centres[:, [k, 0]] for k in (1, 2, 3)]), n_atoms)
+
+
 class Fragments(nn.Module):
     """A network of the whole molecule, and small ones of its fragments that are added to it.
 
@@ -194,6 +198,9 @@ class Folded(nn.Module):
     `alphas` sum to more than zero, and the hydrogens of `methyls` are renamed until theirs are positive; the answer is
     turned back. On data of one hand this learns the law in which all mirror images and names are equally likely.
 
+    Where the sum shows the hand wrongly, the network has to know the mirror image too. With `weights`, one for each of
+    the `alphas`, many tetrahedra read it together under three times the noise (`hands.read_out`).
+
     A methyl group that turns by a third is the same molecule with other names. With `anchors`, an atom for each group,
     the hydrogen farthest from it comes first, and a network has to learn one of three turns of each group.
     """
@@ -201,16 +208,23 @@ class Folded(nn.Module):
     alphas: Tensor
     methyls: Tensor
     anchors: Tensor | None
+    weights: Tensor | None
 
-    def __init__(self, inner: nn.Module, alphas: Tensor, methyls: Tensor, anchors: Tensor | None = None):
+    def __init__(
+        self, inner: nn.Module, alphas: Tensor, methyls: Tensor, anchors: Tensor | None = None,
+        weights: Tensor | None = None,
+    ):  # fmt: skip
         super().__init__()
         self.inner = inner
         self.register_buffer("alphas", alphas, persistent=False)
         self.register_buffer("methyls", methyls, persistent=False)
         self.register_buffer("anchors", anchors, persistent=False)
+        self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, y: Tensor, c_noise: Tensor) -> Tensor:
-        hand = torch.where(volumes(y, self.alphas).sum(1) < 0, -1.0, 1.0).to(y)
+        shown = volumes(y, self.alphas)
+        shown = shown.sum(1) if self.weights is None else shown @ self.weights
+        hand = torch.where(shown < 0, -1.0, 1.0).to(y)
         mirror = torch.stack([torch.ones_like(hand), torch.ones_like(hand), hand], 1)[:, None]
         y = y * mirror
         order = self._names(y)[:, :, None].expand_as(y)
@@ -234,9 +248,9 @@ class Folded(nn.Module):
 
 def volumes(y: Tensor, centres: Tensor) -> Tensor:
     """What three neighbours of each centre (centre and neighbours, as (centres, 4)) span, (rows, centres)."""
-    at = y[:, centres]
-    a, b, c = (at[:, :, 1:] - at[:, :, :1]).unbind(2)
-    return (torch.linalg.cross(a, b) * c).sum(-1)
+    spans = _spans(centres, y.shape[1]).to(y)
+    a, b, c = (y.transpose(1, 2).contiguous() @ spans).chunk(3, 2)
+    return (torch.linalg.cross(a, b, dim=1) * c).sum(1)
 
 
 class Split(nn.Module):
