@@ -28,7 +28,8 @@ LIMIT = 10.0
 """Answers have a root mean square of about 1. Where two atoms meet, as they never do in data, they may be anything.
 
 Beyond the limit an answer counts the less the larger it is, so that the best linear denoiser is left. At the limit
-itself, answers that point outwards would carry a molecule away, and its density would grow on the way.
+itself, answers that point outwards would carry a molecule away, and its density would grow on the way. In training
+they stay at the limit: a network that can make an answer vanish by making it large learns to.
 """
 
 
@@ -229,7 +230,8 @@ class Folded(nn.Module):
         y = y * mirror
         order = self._names(y)[:, :, None].expand_as(y)
         answer = self.inner(y.gather(1, order), c_noise)
-        answer = answer * (LIMIT**2 / answer.square().mean((1, 2), keepdim=True).clamp(min=LIMIT**2))
+        share = LIMIT**2 / answer.square().mean((1, 2), keepdim=True).clamp(min=LIMIT**2)
+        answer = answer * (share.sqrt() if self.training else share)
         return torch.empty_like(answer).scatter_(1, order, answer) * mirror
 
     def _names(self, y: Tensor) -> Tensor:
