@@ -25,6 +25,7 @@ __all__ = ["NETWORKS", "NOISE", "SETTINGS", "SPLIT", "by_noise", "join", "load_m
 NETWORKS: dict[str, dict[str, Any]] = {
     "pairs": {"kind": "pairs", "n_layers": 4, "width": 384},
     "pairs-large": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128, "volumes": "wide"},
+    "pairs-deep": {"kind": "pairs", "n_layers": 10, "width": 384, "rank": 128, "volumes": "wide"},
     "pairs-lengths": {"kind": "pairs", "n_layers": 4, "width": 384, "rank": 128, "squares": False},
     "pairs-small": {"kind": "pairs", "n_layers": 4, "width": 256, "rank": 64},
     "pairs-tiny": {"kind": "pairs", "n_layers": 3, "width": 128},
@@ -196,8 +197,22 @@ def _begin(model: EDM, weights: dict[str, Tensor], about: dict[str, str]) -> dic
         inner = "network.inner." if isinstance(model.network, Folded) else "network."
         weights = {name.replace(inner, f"{inner}whole."): v for name, v in weights.items()}
         weights = {name: v for name, v in model.state_dict().items() if ".parts." in name} | weights
-    model.load_state_dict(weights)
+    model.load_state_dict(_deeper(weights, model.state_dict()))
     return {"before": json.dumps({"step": json.loads(about["last"])["step"], "minutes": about["minutes"]})}
+
+
+def _deeper(weights: dict[str, Tensor], wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of the same function with as many layers as wanted: those that join add nothing to what they get."""
+    out = dict(weights)
+    for name, like in wanted.items():
+        if ".hidden." in name and name not in out:
+            out[name] = torch.zeros_like(like)
+        elif ".shifts." in name and out[name].shape != like.shape:
+            width = wanted[name.rsplit("shifts.", 1)[0] + "first.bias"].shape[0]
+            before, after = (v.unflatten(0, (2, -1, width)) for v in (out[name], torch.zeros_like(like)))
+            after[:, : before.shape[1]] = before
+            out[name] = after.flatten(0, 2)
+    return out
 
 
 def _minutes(folder: Path) -> str:

@@ -471,6 +471,22 @@ def test_a_folded_network_can_begin_from_a_bare_one(tmp_path):
     assert json.loads(begun) == {"step": 10, "minutes": "unknown"}
 
 
+def test_a_deeper_network_begins_as_the_one_before_and_learns(tmp_path):
+    """With a rate of nothing it gives the same answers; with any other its new layers move."""
+    before = saved(tmp_path / "before.safetensors", 1, FOLDED[0])
+    x = torch.randn(64, N, 3, generator=torch.Generator().manual_seed(0))
+    old = model.load_model(before)
+    deep = FOLDED[0] | {"n_layers": 5}
+    for rate, same in ((0.0, True), (1e-3, False)):
+        settings, folder = Settings(n_steps=2, batch=4, rate=rate, average=0.0), tmp_path / str(rate)
+        list(model.train_model((x.numpy(), x.numpy()), folder, "m", deep, settings, CENTRES.numpy(), start=before))
+        new = model.load_model(folder / "m.safetensors")
+        sigma = torch.logspace(-2, 0, len(x))
+        assert torch.allclose(new.predict(x, sigma), old.predict(x, sigma), atol=1e-6) == same
+        moved = [v.abs().max() for k, v in load_weights(folder / "m.safetensors")[0].items() if ".hidden.3.weight" in k]
+        assert (moved[0] == 0) == same
+
+
 def test_a_training_can_begin_from_a_part_of_a_joined_model(tmp_path):
     """With a rate of nothing a part stays what it was, and taken for the other one it does not fit."""
     low, high = (saved(tmp_path / f"{k}.safetensors", k, network) for k, network in enumerate(FOLDED, 1))
