@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--network",
         default="pairs",
-        help="pairs, pairs-large or pairs-deep (tetra- and hexapeptide), pairs-lengths (low noise), pairs-small, pairs-tiny or egnn",
+        help="pairs, pairs-large or -deep (tetra- and hexapeptide), pairs-lengths (low noise), -small, -tiny or egnn",
     )
     sub.add_argument("--noise", default="all", help="all; low or high, two parts for `join`; highest goes on with high")
     sub.add_argument("--walker", type=int, metavar="I", help="only frames of this walker (default: of all)")

@@ -13,9 +13,10 @@ dynamics make. With `alphas` every method samples `pi(x) exp(r(x))` instead,
 
     r(x) = 10 (|sum_c tanh(2 V_c)| - n),      V_c the signed volume at one of n alpha carbons, in units of bonds
 
-which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not. The reward is a black
-box that acts below `DECIDED`. Earlier and with its gradient it would tell a molecule which hand to take while that is
-open; then hardly one has mixed hands on the way down, but the others are changed too (`docs/decisions.md`).
+which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not; a molecule with a bond longer
+than `LONGEST` is none. The reward is a black box that acts below `DECIDED`. Earlier and with its gradient it would tell
+a molecule which hand to take while that is open; then hardly one has mixed hands on the way down, but the others are
+changed too (`docs/decisions.md`).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ __all__ = [
 
 
 ENDS = (0.0005, 1.5)  # nm
+LONGEST = 0.2  # nm; bonds are 0.10 to 0.15
 DECIDED = 0.03  # nm; the hand of a residue shows in predictions from far more noise on
 N_SPRINGS, N_SPRING_TIMES = 256, 12
 """Draws of the model whose errors show its springs, and noise levels between which these are interpolated."""
@@ -103,8 +105,12 @@ class Cooling:
             return cold
         centres = torch.tensor(self.alphas)
 
+        bonds = torch.tensor(self.bonds, dtype=torch.long).reshape(-1, 2)
+
         def one_hand(x: Tensor) -> Tensor:
-            return 10 * ((2 * volumes(x, centres) / BOND**3).tanh().sum(1).abs() - len(centres))
+            mixed = 10 * ((2 * volumes(x, centres) / BOND**3).tanh().sum(1).abs() - len(centres))
+            lengths = (x[:, bonds[:, 0]] - x[:, bonds[:, 1]]).norm(dim=2)
+            return mixed.where((lengths < LONGEST).all(1), -math.inf)
 
         late = cd.anneal.of_time(lambda t: 1 / (1 + (t / DECIDED) ** 2))
         return cold.tilt(one_hand, name="one hand", anneal=late)

@@ -109,7 +109,20 @@ def test_the_tilt_leaves_molecules_of_one_hand(method, most):
         draws = tempering.METHODS[method](two, cooling, replace(BUDGET, rows=50_000), 0)
         return volumes(draws.x, torch.tensor(CENTRES)) > 0
 
-    tilted, free = hands(replace(COOLING, alphas=CENTRES)), hands(COOLING)
+    tilted, free = hands(replace(COOLING, alphas=CENTRES, bonds=())), hands(COOLING)
     mixed, without = ((of[:, 0] != of[:, 1]).double().mean() for of in (tilted, free))
     assert mixed < most < 0.25 < without < 0.75  # 20 chains
     assert 0.1 < tilted[:, 0].double().mean() < 0.9
+
+
+@pytest.mark.parametrize("method", ["RNE, own", "CREPE, own"])
+def test_the_tilt_leaves_whole_molecules(method):
+    """No bond is too long, in a law in which two of three molecules have one that is."""
+    two = model.denoiser(EDM(Nothing(), SCALE), 8)
+
+    def broken(cooling):
+        x = tempering.METHODS[method](two, cooling, replace(BUDGET, rows=30_000), 0).x
+        return float(((x[:, 0] - x[:, 1]).norm(dim=1) > tempering.LONGEST).double().mean())
+
+    cooling = replace(COOLING, bonds=((0, 1),))
+    assert broken(replace(cooling, alphas=CENTRES)) < 0.01 < 0.3 < broken(cooling)
