@@ -115,7 +115,7 @@ def join(low: Path, high: Path, out: Path, split: float = SPLIT, half: bool = Fa
     save_tensors(out, weights, about)
 
 
-OF_PARTS = ("settings", "last", "minutes", "before")
+OF_PARTS = ("settings", "last", "minutes", "before", "n_frames")
 """What a joined file remembers of the training of each part."""
 
 

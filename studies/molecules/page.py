@@ -121,7 +121,6 @@ def _trained(name: str, about: dict[str, str]) -> list[list[Any]]:
     if network["kind"] == "split":
         sides = (("low", "below"), ("high", "above"))
         parts = [(f"{p} ", f"{name}, noise {side} {network['split']:g} nm", network[p]) for p, side in sides]
-    frames = f"{int(about['n_frames']):,}" if "n_frames" in about else "different"
     rows = []
     for prefix, title, sizes in parts:
         settings, last = (json.loads(about[f"{prefix}{key}"]) for key in ("settings", "last"))
@@ -130,6 +129,8 @@ def _trained(name: str, about: dict[str, str]) -> list[list[Any]]:
             before = json.loads(about[f"{prefix}before"])
             steps, minutes = f"{before['step']:,} + {steps}", f"{before['minutes']} + {minutes}"
         size = f"{sizes['kind']}, {sizes['n_layers']} x {sizes['width']}"
+        n_frames = about.get(f"{prefix}n_frames") or about.get("n_frames")
+        frames = f"{int(n_frames):,}" if n_frames else "different"
         trained_on = f"{frames} at {float(about['temperature']):g} K"
         rows.append([title, size, trained_on, f"{steps} x {settings['batch']}", minutes, f"{last['validation']:.4f}"])
     return rows

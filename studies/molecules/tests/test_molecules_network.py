@@ -519,8 +519,9 @@ def test_a_joined_model_says_where_it_came_from(tmp_path):
     }  # fmt: skip
     assert about == {
         "temperature": "800.0", "n_atoms": str(N), "sigma_data": "0.2",
-        "low settings": '{"seed": 1}', "low last": '{"step": 10}', "low minutes": "unknown",
+        "low settings": '{"seed": 1}', "low last": '{"step": 10}', "low minutes": "unknown", "low n_frames": "10",
         "high settings": '{"seed": 2}', "high last": '{"step": 20}', "high minutes": "unknown",
+        "high n_frames": "20",
     }  # fmt: skip
 
 
