@@ -13,7 +13,7 @@ dynamics make. With `alphas` every method samples `pi(x) exp(r(x))` instead,
 
     r(x) = 10 (|sum_c tanh(2 V_c)| - n),      V_c the signed volume at one of n alpha carbons, in units of bonds
 
-which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not, less 1000 for each bond
+which is nearly 0 where all are of one hand, whichever, and near -20 for each that is not, less `BROKEN` for each bond
 longer than `LONGEST`. The reward is a black box that acts below `DECIDED`. Earlier and with its gradient it would tell
 a molecule which hand to take while that is open; then hardly one has mixed hands on the way down, but the others are
 changed too (`docs/decisions.md`).
@@ -57,7 +57,7 @@ __all__ = [
 
 
 ENDS = (0.0005, 1.5)  # nm
-LONGEST = 0.2  # nm; bonds are 0.10 to 0.15
+LONGEST, BROKEN = 0.2, 1e5  # nm; bonds are 0.10 to 0.15. What a longer one costs: 1e3 was not enough
 DECIDED = 0.03  # nm; the hand of a residue shows in predictions from far more noise on
 N_SPRINGS, N_SPRING_TIMES = 256, 12
 """Draws of the model whose errors show its springs, and noise levels between which these are interpolated."""
@@ -110,7 +110,7 @@ class Cooling:
         def one_hand(x: Tensor) -> Tensor:
             mixed = 10 * ((2 * volumes(x, centres) / BOND**3).tanh().sum(1).abs() - len(centres))
             lengths = (x[:, bonds[:, 0]] - x[:, bonds[:, 1]]).norm(dim=2)
-            return mixed - 1000 * (lengths > LONGEST).sum(1)
+            return mixed - BROKEN * (lengths > LONGEST).sum(1)
 
         late = cd.anneal.of_time(lambda t: 1 / (1 + (t / DECIDED) ** 2))
         return cold.tilt(one_hand, name="one hand", anneal=late)
