@@ -57,7 +57,7 @@ __all__ = [
 
 
 ENDS = (0.0005, 1.5)  # nm
-LONGEST, BROKEN = 0.2, 1e9  # nm; bonds are 0.10 to 0.15. What a longer one costs
+LONGEST, BROKEN = 0.2, 1e3  # nm; bonds are 0.10 to 0.15. What a longer one costs
 DECIDED = 0.03  # nm; the hand of a residue shows in predictions from far more noise on
 N_SPRINGS, N_SPRING_TIMES = 256, 12
 """Draws of the model whose errors show its springs, and noise levels between which these are interpolated."""
@@ -104,7 +104,6 @@ class Cooling:
         if not self.alphas:
             return cold
         centres = torch.tensor(self.alphas)
-
         bonds = torch.tensor(self.bonds, dtype=torch.long).reshape(-1, 2)
 
         def one_hand(x: Tensor) -> Tensor:

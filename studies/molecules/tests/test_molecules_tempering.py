@@ -117,7 +117,7 @@ def test_the_tilt_leaves_molecules_of_one_hand(method, most):
 
 @pytest.mark.parametrize("method", ["RNE, own", "CREPE, own"])
 def test_the_tilt_leaves_whole_molecules(method):
-    """No bond is too long, in a law in which two of three molecules have one that is."""
+    """No bond is too long, in a law in which more than three of ten molecules have one that is."""
     two = model.denoiser(EDM(Nothing(), SCALE), 8)
 
     def broken(cooling):
